@@ -1,0 +1,56 @@
+"""tkern: neural-net backward kernels, each written once as a Taichi kernel.
+
+The same kernel runs on Apple Metal, CPUs, Vulkan and CUDA. Beside each stands a NumPy oracle (``tkern.oracle``), and
+``tkern parity`` holds every kernel on every backend against it. Importing tkern starts nothing: Taichi is imported and
+started by the first call, or by ``tkern.use``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from tkern import errors, oracle
+    from tkern.ops.rms_norm import rms_norm, rms_norm_backward
+    from tkern.runtime import Backend, backends, use, using
+
+# Where each public name lives; it is imported when it is first asked for.
+_HOME = {
+    "Backend": "tkern.runtime",
+    "backends": "tkern.runtime",
+    "use": "tkern.runtime",
+    "using": "tkern.runtime",
+    "rms_norm": "tkern.ops.rms_norm",
+    "rms_norm_backward": "tkern.ops.rms_norm",
+}
+_MODULES = ("errors", "oracle")
+
+__all__ = [
+    "Backend",
+    "__version__",
+    "backends",
+    "errors",
+    "oracle",
+    "rms_norm",
+    "rms_norm_backward",
+    "use",
+    "using",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"tkern.{name}")
+    else:
+        raise AttributeError(f"module 'tkern' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

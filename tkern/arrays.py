@@ -1,0 +1,329 @@
+"""What a caller may pass: NumPy arrays, torch tensors and ti.ndarrays; checks; the way in and out of a kernel.
+
+A caller's array is looked at here, in Python, before Taichi sees it, because Taichi does not notice a short array,
+writes to a read-only one, and aborts on much else. What is taken is copied only where it must be: an array that is not
+contiguous, or one that lives on another device than the kernel.
+
+=====================  =====================  ============================================
+array                  on cpu                 on a GPU backend
+=====================  =====================  ============================================
+NumPy, torch on CPU    in place               copied to the device, results copied back
+torch on CUDA          through the CPU        in place on cuda (device 0), else through the CPU
+torch on MPS           through the CPU        through the CPU: torch and Taichi share no buffers
+ti.ndarray             in place               in place
+=====================  =====================  ============================================
+
+Results are of the kind of the op's first array.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tkern import pool, runtime
+from tkern.errors import AliasError, BackendUnavailable, DTypeError, OptionError, ShapeError, SizeLimitError
+
+__all__ = [
+    "Input",
+    "Output",
+    "as_vectors",
+    "make_output",
+    "number",
+    "shape_text",
+    "take",
+    "take_output",
+    "take_outputs",
+    "workspace",
+    "zeros",
+]
+
+_WIDTH = 16
+# Elements that an index can reach. SPIR-V addresses bytes by 32 bits, so floats by 30.
+_LIMITS = {"cpu": 2**31 - 1, "cuda": 2**31 - 1, "vulkan": 2**30 - 1, "metal": 2**30 - 1}
+
+
+@dataclass(frozen=True)
+class Input:
+    """A float32 array that a caller passed, checked: its ``name``, ``shape``, ``kind`` and where its data is."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str  # "numpy", "torch" or "taichi"
+    data: Any
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def argument(self, backend: str) -> Any:
+        """Return what a kernel of ``backend`` takes for this array: flat, contiguous, read only by agreement."""
+        if self.kind == "taichi":
+            return self.data if backend != "cpu" else as_vectors(_memory_of(self.data))
+        if self.kind == "torch" and _shares_cuda(self.data, backend):
+            # Taichi launches on the default stream; what other streams still write must be there first.
+            sys.modules["torch"].cuda.current_stream().synchronize()
+            return self.data.detach().contiguous().view(-1)
+        host = self.host()
+        return as_vectors(host) if backend == "cpu" else _upload(host)
+
+    def host(self) -> np.ndarray:
+        """Return the data as a contiguous NumPy array, without a copy where it is one already."""
+        if self.kind == "numpy":
+            return _contiguous(self.data)
+        if self.kind == "torch":
+            return _contiguous(self.data.detach().resolve_neg().cpu().numpy())
+        return self.data.to_numpy()
+
+
+@dataclass
+class Output:
+    """An array that a kernel writes: ``argument`` for the kernel, ``result()`` for the caller."""
+
+    shape: tuple[int, ...]
+    like: Input
+    backend: str
+    argument: Any
+    value: Any = None  # the caller's own array, or the one the kernel writes into in place
+
+    def fill_zero(self) -> None:
+        """Set every element to 0, for an output that no kernel will write."""
+        if isinstance(self.argument, np.ndarray):
+            self.argument.reshape(-1)[: math.prod(self.shape)] = 0.0
+        elif hasattr(self.argument, "zero_"):
+            self.argument.zero_()
+        else:
+            self.argument.fill(0.0)
+
+    def result(self) -> Any:
+        """Return the array in the caller's kind, after the kernel has been launched."""
+        if self.value is not None:
+            return self.value
+        return _in_kind_of(self.like, self.argument.to_numpy().reshape(self.shape))
+
+
+def take(name: str, value: Any, *, shape: tuple[int, ...] | None = None, backend: str) -> Input:
+    """Check an array that a caller passed as argument ``name`` and return it as an :class:`Input`.
+
+    It must be float32 and, where ``shape`` is given, have that shape. Raises DTypeError, OptionError, ShapeError, SizeLimitError
+    or BackendUnavailable (a ti.ndarray of a backend that was switched off).
+    """
+    kind, got_shape = _kind_of(name, value)
+    if shape is not None and got_shape != shape:
+        raise ShapeError(argument=name, expected=f"shape {shape_text(shape)}", got=shape_text(got_shape))
+    count = math.prod(got_shape)
+    if count > _LIMITS[backend]:
+        raise SizeLimitError(
+            argument=name,
+            expected=f"at most {_LIMITS[backend]} elements on {backend} (32-bit indices)",
+            got=f"{count} elements, shape {shape_text(got_shape)}",
+            hint="call it on parts",
+        )
+    return Input(name, got_shape, kind, value)
+
+
+def make_output(shape: tuple[int, ...], like: Input, backend: str) -> Output:
+    """Make an array of ``shape`` for a kernel to write every element of, of the kind of ``like``."""
+    count = math.prod(shape)
+    if like.kind == "taichi":
+        # Taichi has no array without axes.
+        array = sys.modules["taichi"].ndarray(sys.modules["taichi"].f32, shape or (1,))
+        return Output(shape, like, backend, as_vectors(_memory_of(array)) if backend == "cpu" else array, array)
+    if like.kind == "torch" and _shares_cuda(like.data, backend):
+        tensor = sys.modules["torch"].empty(shape, dtype=like.data.dtype, device=like.data.device)
+        return Output(shape, like, backend, tensor.view(-1), tensor)
+    if backend == "cpu":
+        flat = pool.empty(_padded(count))
+        return Output(shape, like, backend, flat.reshape(-1, _WIDTH), _in_kind_of(like, flat[:count].reshape(shape)))
+    return Output(shape, like, backend, _device_array(count))
+
+
+def take_outputs(
+    names: tuple[str, ...],
+    values: tuple[Any, ...],
+    shapes: tuple[tuple[int, ...], ...],
+    apart: tuple[Input, ...],
+    backend: str,
+) -> list[Output]:
+    """Check the arrays that a caller wants written, each apart from the inputs ``apart`` and from the others.
+
+    Errors as :func:`take_output`.
+    """
+    outputs: list[Output] = []
+    for name, value, shape in zip(names, values, shapes, strict=True):
+        outputs.append(take_output(name, value, shape, apart=apart, backend=backend))
+        apart = (*apart, Input(name, shape, outputs[-1].like.kind, value))
+    return outputs
+
+
+def take_output(name: str, value: Any, shape: tuple[int, ...], *, apart: tuple[Input, ...], backend: str) -> Output:
+    """Check an array that a caller wants written, and return it as an :class:`Output`.
+
+    It must be float32, of exactly ``shape``, contiguous, writable, and share no memory with the inputs ``apart``.
+    Raises DTypeError, ShapeError or AliasError; on a GPU backend it must live on that device.
+    """
+    given = take(name, value, shape=shape, backend=backend)
+    if given.kind == "taichi":
+        _refuse_shared(name, value, apart)
+        return Output(shape, given, backend, given.argument(backend), value)
+    if given.kind == "torch" and _shares_cuda(value, backend) and value.is_contiguous():
+        _refuse_shared(name, value, apart)
+        return Output(shape, given, backend, value.detach().view(-1), value)
+    if backend != "cpu" or (given.kind == "torch" and value.device.type != "cpu"):
+        raise BackendUnavailable(
+            f"{name}: an array to be written on {backend} must live there (a ti.ndarray, or a CUDA tensor on cuda)",
+            argument=name,
+        )
+    host = value if given.kind == "numpy" else value.detach().numpy()
+    if not host.flags.c_contiguous or not host.flags.aligned:
+        raise ShapeError(argument=name, expected="a contiguous array, since it is written", got=f"strides {host.strides}")
+    if not host.flags.writeable:
+        raise AliasError(argument=name, expected="an array that may be written", got="a read-only one")
+    _refuse_shared(name, value, apart)
+    return Output(shape, given, backend, as_vectors(host), value)
+
+
+def workspace(count: int, backend: str) -> Any:
+    """Return a kernel argument of ``count`` floats that no caller sees; what is in it is undefined."""
+    if backend == "cpu":
+        return pool.empty(_padded(count)).reshape(-1, _WIDTH)
+    return _device_array(count)
+
+
+def zeros(count: int, backend: str) -> Any:
+    """Return a kernel argument of ``count`` zeros that no caller sees."""
+    if backend == "cpu":
+        return np.zeros((_padded(count) // _WIDTH, _WIDTH), np.float32)
+    return _device_array(count)  # which Taichi fills with zeros
+
+
+def number(name: str, value: Any) -> float:
+    """Return an option that is a finite real number as a float; raise OptionError naming it otherwise."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise OptionError(argument=name, expected="a finite number", got=f"{type(value).__name__} {value!r}")
+    if not math.isfinite(value):
+        raise OptionError(argument=name, expected="a finite number", got=value)
+    return float(value)
+
+
+def as_vectors(host: np.ndarray) -> np.ndarray:
+    """Return a contiguous float32 array as one of 16-vectors, the form that CPU kernels take.
+
+    The last vector may reach past the end; kernels mask what lies there.
+    """
+    if host.size % _WIDTH == 0 and host.size:
+        return host.reshape(-1, _WIDTH)
+    count = max(1, _padded(host.size) // _WIDTH)
+    return np.lib.stride_tricks.as_strided(host.reshape(-1), (count, _WIDTH), (4 * _WIDTH, 4))
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """Return a shape as it is written in an error: ``(2, 3)``."""
+    return "(" + ", ".join(str(n) for n in shape) + ("," if len(shape) == 1 else "") + ")"
+
+
+def _kind_of(name: str, value: Any) -> tuple[str, tuple[int, ...]]:
+    if isinstance(value, np.ndarray):
+        if isinstance(value, np.ma.MaskedArray):
+            raise DTypeError(argument=name, expected="a plain NumPy array", got="a masked one, whose mask would be lost")
+        if value.dtype != np.float32 or not value.dtype.isnative:
+            _refuse_dtype(name, value.dtype)
+        return "numpy", value.shape
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        if value.layout != torch.strided:
+            raise DTypeError(argument=name, expected="a dense (strided) tensor", got=str(value.layout))
+        if value.dtype != torch.float32:
+            _refuse_dtype(name, value.dtype)
+        return "torch", tuple(value.shape)
+    ti = sys.modules.get("taichi")
+    if ti is not None and isinstance(value, ti.Ndarray):
+        if runtime.is_ended(value):
+            raise BackendUnavailable(
+                f"{name}: this ti.ndarray belongs to a backend that was switched off", argument=name
+            )
+        if not isinstance(value, ti.ScalarNdarray) or value.dtype != ti.f32:
+            _refuse_dtype(name, f"{value.element_type}")
+        return "taichi", tuple(value.shape)
+    raise DTypeError(
+        argument=name,
+        expected="a float32 NumPy array, torch tensor or ti.ndarray",
+        got=f"{type(value).__module__}.{type(value).__qualname__}",
+    )
+
+
+def _refuse_dtype(name: str, got: object) -> None:
+    raise DTypeError(argument=name, expected="float32", got=str(got), hint="convert it first: nothing is cast in silence")
+
+
+def _contiguous(array: np.ndarray) -> np.ndarray:
+    array = np.asarray(array)
+    if array.flags.c_contiguous and array.flags.aligned:
+        return array
+    return np.array(array, order="C", subok=False)
+
+
+def _padded(count: int) -> int:
+    return max(_WIDTH, -(-count // _WIDTH) * _WIDTH)
+
+
+def _memory_of(array: Any) -> np.ndarray:
+    """Return the memory of a ti.ndarray on the CPU as a NumPy array, without a copy."""
+    program = sys.modules["taichi"].lang.impl.get_runtime().prog
+    address = program.get_ndarray_data_ptr_as_int(array.arr)
+    count = math.prod(array.shape)
+    return np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), (count,))
+
+
+def _device_array(count: int) -> Any:
+    ti = sys.modules["taichi"]
+    return ti.ndarray(ti.f32, max(1, count))
+
+
+def _upload(host: np.ndarray) -> Any:
+    array = _device_array(host.size)
+    array.from_numpy(host.reshape(-1))
+    return array
+
+
+def _shares_cuda(tensor: Any, backend: str) -> bool:
+    return backend == "cuda" and tensor.device.type == "cuda" and tensor.device.index in (None, 0)
+
+
+def _in_kind_of(like: Input, host: np.ndarray) -> Any:
+    if like.kind == "torch":
+        return sys.modules["torch"].from_numpy(host).to(like.data.device)
+    return host
+
+
+def _refuse_shared(name: str, value: Any, apart: tuple[Input, ...]) -> None:
+    for other in apart:
+        if _may_share(value, other.data):
+            raise AliasError(
+                argument=name, expected=f"memory of its own: {other.name} is still read", got=f"memory shared with {other.name}"
+            )
+
+
+def _may_share(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    spans = [_span(a), _span(b)]
+    if None in spans:
+        return False
+    (low_a, high_a), (low_b, high_b) = spans  # type: ignore[misc]
+    return low_a < high_b and low_b < high_a
+
+
+def _span(value: Any) -> tuple[int, int] | None:
+    """Return the first and one past the last byte that an array may touch, or None where nobody can tell."""
+    if isinstance(value, np.ndarray):
+        return np.lib.array_utils.byte_bounds(value) if hasattr(np.lib, "array_utils") else np.byte_bounds(value)
+    if hasattr(value, "data_ptr"):
+        reach = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)) if value.numel() else -1
+        return value.data_ptr(), value.data_ptr() + 4 * (reach + 1)
+    return None

@@ -1,0 +1,278 @@
+"""Measure every op beside its peers and the machine's roof, in one run, and write results.csv and summary.json.
+
+What is timed is declared in the ops' ``cases.py``. An op is compared with the oracle before it is timed; a row
+without a passing check is not written. Two rows stand for tkern:
+
+``tkern``         the public function, from checking the arguments to finished results in fresh arrays
+``tkern-kernel``  the kernels alone, writing into buffers that are kept (compile time and first run apart)
+
+Peers do what a user of theirs would do, on the same inputs: NumPy on the CPU, PyTorch's autograd on the backend's
+device where it has one.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import importlib.metadata
+import importlib.util
+import json
+import math
+import platform
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tkern
+from tkern import runtime
+from tkern.compare import FLOORS, compare
+from tkern.errors import OptionError, TkernError
+from tkern.progress import steps
+from tkern.roof import Roof, measure_roof, synchronize
+from tkern.spec import Inputs, Op, Shape
+from tkern.timing import Timing, measure
+
+__all__ = ["PEERS", "Row", "run", "summarize", "write"]
+
+PEERS = ("numpy", "torch")
+_KERNEL = "tkern-kernel"
+# MiB of the copy that is the roof: far beyond the last cache, but short on a device in software.
+_ROOF_SIZES = {"cpu": 128, "cuda": 1024, "metal": 256, "vulkan": 256}
+_SOFTWARE_ROOF = 32
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of results.csv. Times in milliseconds, rates in 10⁹ a second, sizes in elements."""
+
+    op: str
+    backend: str
+    by: str  # "tkern", "tkern-kernel", or a peer
+    shape: str
+    dims: str
+    elements: int
+    ms: float
+    ms_q20: float
+    ms_q80: float
+    repeats: int
+    first_s: float | None  # the first call, with compilation or loading what was compiled before
+    bytes: float
+    flops: float
+    gbps: float
+    gflops: float
+    roof: float | None  # the share of the roof, for tkern's rows
+    roof_gbps: float
+    roof_gflops: float | None
+    roof_by: str
+    error: float | None  # largest error over tolerance of the check before timing
+    device: str
+    versions: str
+    date: str
+
+
+def run(
+    ops: Iterable[Op], backends: Iterable[str], peers: Iterable[str], which: str
+) -> list[Row]:
+    """Time ``ops`` on ``backends`` beside ``peers`` at the "quick" or "standard" shapes; return the rows.
+
+    A peer that is not installed, or has no such device, is left out. Raises TkernError where a result is wrong.
+    """
+    ops, backends, peers = list(ops), list(backends), [peer for peer in peers if _installed(peer)]
+    rows: list[Row] = []
+    total = sum((1 + len(op.shapes(which)) * (1 + len(peers))) for op in ops for _ in backends)
+    with steps(total, "bench") as bar:
+        for backend in backends:
+            with runtime.using(backend) as found:
+                device, software = found.device or backend, found.in_software
+                bar.step(f"{backend}: roof")
+                roof = measure_roof(backend, _SOFTWARE_ROOF if software else _ROOF_SIZES[backend])
+                for op in ops:
+                    for shape in op.shapes("quick" if software else which):
+                        rows += _time_shape(op, shape, backend, device, roof, peers, bar.step)
+    return rows
+
+
+def summarize(rows: Iterable[Row]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return ``{op: {backend: {"vs": {peer: ratio}, "roof": fraction, "cases": n}}}``, each a geometric mean.
+
+    ``vs`` is the peer's time over that of tkern's public function; ``roof`` is the kernels' share of the roof.
+    """
+    rows = list(rows)
+    summary: dict[str, dict[str, dict[str, Any]]] = {}
+    for op, backend in dict.fromkeys((row.op, row.backend) for row in rows):
+        mine = [row for row in rows if (row.op, row.backend) == (op, backend)]
+        own = {row.shape: row.ms for row in mine if row.by == "tkern"}
+        ratios = {
+            peer: _geometric_mean([row.ms / own[row.shape] for row in mine if row.by == peer])
+            for peer in dict.fromkeys(row.by for row in mine)
+            if peer not in ("tkern", _KERNEL)
+        }
+        share = _geometric_mean([row.roof for row in mine if row.by == _KERNEL and row.roof is not None])
+        summary.setdefault(op, {})[backend] = {"vs": ratios, "roof": share, "cases": len(own)}
+    return summary
+
+
+def write(rows: list[Row], folder: Path) -> tuple[Path, Path]:
+    """Write results.csv and summary.json into ``folder``, making it if need be; return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    results, summary = folder / "results.csv", folder / "summary.json"
+    with results.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [f.name for f in fields(Row)])
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+    summary.write_text(json.dumps(summarize(rows), indent=2) + "\n", encoding="utf-8")
+    return results, summary
+
+
+def known_peers(names: Iterable[str]) -> list[str]:
+    """Check peer names from the command line; all of them where none is named."""
+    names = list(names)
+    for name in names:
+        if name not in PEERS:
+            raise OptionError(argument="--peer", expected="one of " + ", ".join(PEERS), got=repr(name))
+        if not _installed(name):
+            raise OptionError(argument="--peer", expected="a package that is installed", got=repr(name))
+    return names or list(PEERS)
+
+
+def _time_shape(
+    op: Op, shape: Shape, backend: str, device: str, roof: Roof, peers: list[str], say: Callable[[str], None]
+) -> list[Row]:
+    say(f"{op.name} on {backend}: {shape.name}")
+    host = op.make(np.random.default_rng(list(shape.name.encode())), shape.dims)
+    cost = op.cost(shape.dims)
+    inputs = _on_device(host, backend)
+    begun = time.perf_counter()
+    outputs = op.run(**inputs)
+    synchronize()
+    first = time.perf_counter() - begun
+    error = _check(op, shape, backend, host, outputs)
+
+    def row(by: str, timing: Timing, **extra: Any) -> Row:
+        values: dict[str, Any] = {"first_s": None, "roof": None, "error": None, **extra}
+        return Row(
+            op=op.name,
+            backend=backend,
+            by=by,
+            shape=shape.name,
+            dims=" ".join(f"{name}={size}" for name, size in shape.dims.items()),
+            elements=math.prod(shape.dims.values()),
+            ms=timing.median,
+            ms_q20=timing.low,
+            ms_q80=timing.high,
+            repeats=timing.repeats,
+            bytes=cost.bytes,
+            flops=cost.flops,
+            gbps=cost.bytes / timing.median / 1e6,
+            gflops=cost.flops / timing.median / 1e6,
+            roof_gbps=roof.copy,
+            roof_gflops=roof.product,
+            roof_by=roof.copy_by + (f", {roof.product_by}" if roof.product_by else ""),
+            device=device,
+            versions=_versions(),
+            date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            **values,
+        )
+
+    launch = op.prepare(**inputs, backend=backend)
+    rows = []
+    for by, function in (("tkern", lambda: op.run(**inputs)), (_KERNEL, launch.run)):
+        timing = measure(function, synchronize)
+        share = roof.fraction(timing.median, cost.bytes, cost.flops)
+        rows.append(row(by, timing, first_s=first, roof=share, error=error))
+    for peer in peers:
+        say(f"{op.name} on {backend}: {shape.name} by {peer}")
+        given = _for_peer(peer, host, backend)
+        if peer in op.peers and given is not None:
+            rows.append(row(peer, measure(op.peers[peer](given), synchronize)))
+    return rows
+
+
+def _check(op: Op, shape: Shape, backend: str, host: Inputs, outputs: tuple[Any, ...]) -> float:
+    want, baseline = op.oracle(**host), op.oracle(**host, dtype=np.float32)
+    longest = op.reductions(host)
+    scales = {} if op.scales is None else op.scales(host, want)
+    worst = 0.0
+    for name, got, w, b in zip(op.outputs, outputs, want, baseline, strict=True):
+        if w is None:
+            continue
+        found = compare(
+            name,
+            _to_numpy(got),
+            w,
+            b,
+            longest=longest[name],
+            floor=FLOORS[backend][0],
+            scale=scales.get(name, 0.0),
+        )
+        if not found.held:
+            raise TkernError(f"{op.name} on {backend} at {shape.name} is wrong and was not timed: {found}")
+        worst = max(worst, found.ratio)
+    return worst
+
+
+def _on_device(host: Inputs, backend: str) -> Inputs:
+    """Return the inputs where a user of that backend keeps them: NumPy on the CPU, device arrays on a GPU."""
+    if backend == "cpu":
+        return host
+    torch = _torch_with_cuda() if backend == "cuda" else None
+
+    def move(value: Any) -> Any:
+        if not isinstance(value, np.ndarray):
+            return value
+        if torch is not None:
+            return torch.from_numpy(value).cuda()
+        import taichi as ti
+
+        array = ti.ndarray(ti.f32, value.shape)
+        array.from_numpy(value)
+        return array
+
+    return {name: move(value) for name, value in host.items()}
+
+
+def _for_peer(peer: str, host: Inputs, backend: str) -> Inputs | None:
+    if peer == "numpy":
+        return host
+    import torch
+
+    place = "cpu"
+    if backend in ("cuda", "vulkan") and torch.cuda.is_available():
+        place = "cuda"
+    elif backend == "metal" and torch.backends.mps.is_available():
+        place = "mps"
+    return {k: torch.from_numpy(v).to(place) if isinstance(v, np.ndarray) else v for k, v in host.items()}
+
+
+def _to_numpy(array: Any) -> np.ndarray:
+    if isinstance(array, np.ndarray):
+        return array
+    if hasattr(array, "detach"):
+        return np.asarray(array.detach().cpu())
+    return np.asarray(array.to_numpy())
+
+
+def _installed(peer: str) -> bool:
+    return importlib.util.find_spec(peer) is not None
+
+
+def _torch_with_cuda() -> Any:
+    if not _installed("torch"):
+        return None
+    import torch
+
+    return torch if torch.cuda.is_available() else None
+
+
+def _versions() -> str:
+    names = [name for name in ("taichi", "numpy", "torch") if _installed(name)]
+    found = [f"tkern {tkern.__version__}", f"python {platform.python_version()}"]
+    return ", ".join(found + [f"{name} {importlib.metadata.version(name)}" for name in names])
+
+
+def _geometric_mean(values: list[float]) -> float | None:
+    return math.exp(sum(math.log(v) for v in values) / len(values)) if values else None

@@ -1,0 +1,161 @@
+"""The command line: ``tkern devices | list | parity | bench | plot``.
+
+Exit codes: 0 all held, 1 something did not, 2 asked for what is not there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from tkern.errors import BackendUnavailable, OptionError, TkernError
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    arguments = _parser().parse_args(argv)
+    # Tables in a pipe or a log are not cut at the 80 columns that rich takes where there is no terminal.
+    console = Console(width=None if sys.stdout.isatty() else 110)
+    try:
+        code: int = arguments.command(arguments, console)
+    except (OptionError, BackendUnavailable, FileNotFoundError) as error:
+        Console(stderr=True).print(f"tkern: {error}", style="red", markup=False, highlight=False)
+        return 2
+    except TkernError as error:
+        Console(stderr=True).print(f"tkern: {error}", style="red", markup=False, highlight=False)
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tkern", description="Neural-net backward kernels, each written once, held against an oracle and measured."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    devices = commands.add_parser("devices", help="which backends this machine has, and why not the others")
+    devices.set_defaults(command=_devices)
+
+    listing = commands.add_parser("list", help="the ops, their cases, and what each costs")
+    _add_kernels(listing)
+    listing.set_defaults(command=_list)
+
+    parity = commands.add_parser("parity", help="hold every kernel on every backend against the oracle")
+    _add_selection(parity)
+    parity.add_argument("--json", metavar="FILE", help="write everything that was found")
+    parity.add_argument("--plot", metavar="FILE", help="draw error over tolerance, op × backend × case (PNG, SVG, PDF)")
+    parity.set_defaults(command=_parity)
+
+    bench = commands.add_parser("bench", help="measure the ops beside their peers and the machine's roof")
+    _add_selection(bench)
+    bench.add_argument("--peer", nargs="+", default=[], metavar="PEER", help="numpy, torch; all installed by default")
+    bench.add_argument("--shapes", choices=("quick", "standard"), default="quick", help="default: %(default)s")
+    bench.add_argument("--out", metavar="DIR", default="bench/out", help="for results.csv, summary.json (%(default)s)")
+    bench.set_defaults(command=_bench)
+
+    plot = commands.add_parser("plot", help="draw the results.csv of a folder")
+    plot.add_argument("folder", metavar="DIR", help="where results.csv is")
+    plot.add_argument("--out", metavar="DIR", help="where the pictures go (default: DIR)")
+    plot.set_defaults(command=_plot)
+    return parser
+
+
+def _add_kernels(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kernels", action="append", default=[], metavar="FILE.py", help="add a module of your own ops")
+
+
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("ops", nargs="*", metavar="OP", help="ops by name; all by default (see tkern list)")
+    parser.add_argument("--backend", nargs="+", default=[], metavar="BACKEND", help="default: all this machine has")
+    _add_kernels(parser)
+
+
+def _devices(arguments: argparse.Namespace, console: Console) -> int:
+    from tkern import report, runtime
+
+    report.show_devices(runtime.backends(), console)
+    return 0
+
+
+def _list(arguments: argparse.Namespace, console: Console) -> int:
+    from tkern import registry, report
+
+    report.show_ops(registry.all_ops(arguments.kernels).values(), console)
+    return 0
+
+
+def _parity(arguments: argparse.Namespace, console: Console) -> int:
+    from tkern import parity, registry, report
+
+    ops = registry.select(registry.all_ops(arguments.kernels), arguments.ops)
+    results = parity.run(ops, _chosen(arguments.backend))
+    report.show_parity(results, console)
+    if arguments.json:
+        found = {"held": all(r.held for r in results), "ops": [r.as_json() for r in results]}
+        _write_text(arguments.json, json.dumps(found, indent=2) + "\n")
+        console.print(f"written: {arguments.json}")
+    if arguments.plot:
+        from tkern import plot
+
+        plot.draw_parity(results, Path(arguments.plot))
+        console.print(f"drawn: {arguments.plot}")
+    return 0 if all(result.held for result in results) else 1
+
+
+def _bench(arguments: argparse.Namespace, console: Console) -> int:
+    from tkern import bench, registry, report
+
+    ops = registry.select(registry.all_ops(arguments.kernels), arguments.ops)
+    backends = _chosen(arguments.backend) if arguments.backend else _timed_by_default(console)
+    rows = bench.run(ops, backends, bench.known_peers(arguments.peer), arguments.shapes)
+    report.show_bench(rows, console)
+    for path in bench.write(rows, Path(arguments.out)):
+        console.print(f"written: {path}")
+    return 0
+
+
+def _plot(arguments: argparse.Namespace, console: Console) -> int:
+    from tkern import plot
+
+    folder = Path(arguments.folder)
+    results = folder / "results.csv"
+    if not results.is_file():
+        raise OptionError(argument="DIR", expected="a folder with results.csv (tkern bench --out DIR)", got=str(folder))
+    for path in plot.draw_results(results, Path(arguments.out) if arguments.out else folder):
+        console.print(f"drawn: {path}")
+    return 0
+
+
+def _chosen(names: list[str]) -> list[str]:
+    from tkern import runtime
+
+    if not names:
+        return [backend.name for backend in runtime.backends() if backend.available]
+    return [runtime.find(name).name for name in dict.fromkeys(names)]
+
+
+def _timed_by_default(console: Console) -> list[str]:
+    from tkern import runtime
+
+    found = [backend for backend in runtime.backends() if backend.available]
+    for backend in found:
+        if backend.in_software:
+            console.print(f"{backend.name} is not timed: {backend.device} is software (--backend {backend.name} does)")
+    return [backend.name for backend in found if not backend.in_software]
+
+
+def _write_text(path: str, text: str) -> None:
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""Sum private rows into one: the second pass of a sum over very many rows.
+
+out[c] = Σ_p partial[p, c], in an order fixed by the sizes alone, so two runs give the same bits and no atomics are
+needed. Each program of the first pass owns one private row, however many threads ran it.
+"""
+
+from functools import lru_cache
+
+import taichi as ti
+
+from tkern.lang.rows_cpu import WIDTH, Vector, load, store_some
+
+# A program of a GPU sums 32 columns, 8 lanes to a column: neighbouring lanes read neighbouring columns, and a column
+# of a few hundred private rows is a few dozen loads for each of its lanes.
+_COLUMNS = 32
+_SHARERS = 8
+_LANES = _COLUMNS * _SHARERS
+
+
+def sum_kernel(backend: str, cols: int):
+    """Return the kernel ``(partial, out, rows, stride, cols)`` that sums ``rows`` private rows of ``cols`` columns."""
+    if backend == "cpu":
+        return _cpu()
+    # Blocks are compiled in; a power of two, so that few kernels serve every width.
+    return _gpu(1 << max(0, -(-cols // _COLUMNS) - 1).bit_length())
+
+
+@lru_cache(maxsize=None)
+def _cpu():
+    @ti.kernel
+    def sum_private_rows(
+        partial: ti.types.ndarray(dtype=Vector, ndim=1),
+        out: ti.types.ndarray(dtype=Vector, ndim=1),
+        rows: ti.i32,
+        stride: ti.i32,
+        cols: ti.i32,
+    ):
+        ti.loop_config(block_dim=4)
+        for b in range((cols + (WIDTH - 1)) >> 4):
+            s = Vector(0.0)
+            for r in range(rows):
+                s += load(partial, r * stride + b * WIDTH)
+            store_some(out, b * WIDTH, cols - b * WIDTH, s)
+
+    return sum_private_rows
+
+
+@lru_cache(maxsize=None)
+def _gpu(padded_blocks: int):
+    array = ti.types.ndarray(dtype=ti.f32, ndim=1)
+
+    @ti.kernel
+    def sum_private_rows(partial: array, out: array, rows: ti.i32, stride: ti.i32, cols: ti.i32):
+        ti.loop_config(block_dim=_LANES)
+        for i in range(padded_blocks * _LANES):
+            shared = ti.simt.block.SharedArray((_LANES,), ti.f32)
+            lane = i & (_LANES - 1)
+            sharer = lane >> 5
+            column = (i >> 8) * _COLUMNS + (lane & (_COLUMNS - 1))
+            s = 0.0
+            for step in range((rows + (_SHARERS - 1)) // _SHARERS):
+                r = step * _SHARERS + sharer
+                if r < rows and column < cols:
+                    s += partial[r * stride + column]
+            shared[lane] = s
+            ti.simt.block.sync()
+            for bit in ti.static((2, 1, 0)):
+                if sharer < (1 << bit):
+                    shared[lane] = shared[lane] + shared[lane + (_COLUMNS << bit)]
+                ti.simt.block.sync()
+            if sharer == 0 and column < cols:
+                out[column] = shared[lane]
+
+    return sum_private_rows

@@ -1,0 +1,17 @@
+"""Kernels, built once for each set of words."""
+
+from collections.abc import Callable
+from typing import Any
+
+_kernels: dict[tuple[Any, ...], Any] = {}
+
+
+def compiled(build: Callable[[Any], Any], words: Any) -> Any:
+    """Return the kernel that ``build(words)`` makes, the same object for equal words (``words.key``).
+
+    It is compiled when it is first launched, and again by itself after the backend has changed.
+    """
+    key = (build, words.key)
+    if key not in _kernels:
+        _kernels[key] = build(words)
+    return _kernels[key]

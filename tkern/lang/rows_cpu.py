@@ -1,0 +1,244 @@
+"""The words of :mod:`tkern.lang.rows` on a CPU: a program is a task, its one lane works on 16-wide vectors.
+
+An array is handed over as one of 16-vectors, but only single floats of it are ever read and written: LLVM gathers
+sixteen neighbours into one unaligned vector access, so a row may start at any float. (A load of a whole vector would
+need a 64-byte boundary, and end the process off one.) The index of an element within its vector is formed as
+``(at & 15) + k``, which cannot overflow and so is seen to be consecutive.
+"""
+
+import taichi as ti
+
+from tkern.lang.macros import handle, macro, value, variable
+from tkern.lang.rows import VECTOR_WIDTH as WIDTH
+
+_SHIFT = WIDTH.bit_length() - 1
+Vector = ti.types.vector(WIDTH, ti.f32)
+
+
+@ti.func
+def load(a: ti.template(), at):
+    """Return the 16 floats of ``a`` from float ``at`` on, which may be any."""
+    v = Vector(0.0)
+    for k in ti.static(range(WIDTH)):
+        v[k] = a[at >> _SHIFT][(at & (WIDTH - 1)) + k]
+    return v
+
+
+@ti.func
+def store(a: ti.template(), at, v):
+    """Write 16 floats to ``a`` from float ``at`` on."""
+    for k in ti.static(range(WIDTH)):
+        a[at >> _SHIFT][(at & (WIDTH - 1)) + k] = v[k]
+
+
+@ti.func
+def load_scalar(a: ti.template(), at):
+    """Return float ``at`` of ``a``."""
+    return a[at >> _SHIFT][at & (WIDTH - 1)]
+
+
+@ti.func
+def store_scalar(a: ti.template(), at, v):
+    """Write float ``at`` of ``a``."""
+    a[at >> _SHIFT][at & (WIDTH - 1)] = v
+
+
+@ti.func
+def load_some(a: ti.template(), at, count):
+    """Return the first ``count`` ≥ 1 floats from ``at`` on, then zeros, reading no float past them."""
+    v = Vector(0.0)
+    for k in ti.static(range(WIDTH)):
+        inside = ti.min(k, count - 1)
+        v[k] = ti.select(k < count, load_scalar(a, at + inside), 0.0)
+    return v
+
+
+@ti.func
+def store_some(a: ti.template(), at, count, v):
+    """Write the first ``count`` floats of ``v``."""
+    for k in ti.static(range(WIDTH)):
+        if k < count:
+            store_scalar(a, at + k, v[k])
+
+
+@ti.func
+def tree_sum(v):
+    """Return the sum of 16 floats as a halving tree: lane k takes lane k + 8, then 4, 2, 1."""
+    eight = ti.Vector([v[k] + v[k + 8] for k in range(8)])
+    four = ti.Vector([eight[k] + eight[k + 4] for k in range(4)])
+    return (four[0] + four[2]) + (four[1] + four[3])
+
+
+@handle
+class CpuRows:
+    """Words for one task per program. ``exact``: every row is a whole number of vectors, so no load is masked."""
+
+    Array = ti.types.ndarray(dtype=Vector, ndim=1)
+    lanes = 1
+    steps_unrolled = 1
+
+    def __init__(self, exact: bool):
+        self.exact = exact
+        self.key = ("cpu", exact)
+
+    @macro
+    def threads(self, programs):
+        return programs
+
+    @macro
+    def total(self):
+        return _Total()
+
+    @macro
+    def program(self, i, programs):
+        return _Program(self, i, programs)
+
+
+@handle
+class _Program:
+    def __init__(self, rows, i, programs):
+        self.rows = rows
+        self.id = i
+        self.programs = programs
+
+    # A program owns neighbouring rows, so that memory is walked in one direction. The first rows % programs programs
+    # have one row more.
+    @ti.func
+    def first(self, rows):
+        return self.id * (rows // self.programs) + ti.min(self.id, rows % self.programs)
+
+    @ti.func
+    def steps(self, rows):
+        return rows // self.programs + ti.cast(self.id < rows % self.programs, ti.i32)
+
+    @macro
+    def row(self, step, rows, cols):
+        return _Row(self.rows, value(self.first(rows) + step), cols)
+
+    @macro
+    def shared_row(self, a, cols):
+        return _Line(self.rows, a, 0, cols)
+
+    @macro
+    def column_sums(self, partial, cols):
+        start = value(self.id * ((cols + (WIDTH - 1)) >> _SHIFT) * WIDTH)
+        sums = _ColumnSums(partial, start)
+        sums.clear(cols)
+        return sums
+
+
+@handle
+class _Column:
+    def __init__(self, index):
+        self.index = index
+
+
+@handle
+class _Total:
+    """A sum along a row, of 16 lanes. Every 64 vectors the sum so far is set aside, so that a row of 100000 elements
+    is summed over chains of about 80, not 6250: the error of a sum grows with the length of its chain."""
+
+    def __init__(self):
+        self.early = variable(Vector(0.0))
+        self.late = variable(Vector(0.0))
+
+    @ti.func
+    def add(self, column, v):
+        self.late += v
+        if column.index & (64 * WIDTH - 1) == 63 * WIDTH:
+            self.early += self.late
+            self.late = Vector(0.0)
+
+
+@handle
+class _Row:
+    def __init__(self, rows, index, cols):
+        self.rows = rows
+        self.index = index
+        self.cols = cols
+        self.start = value(index * cols)
+        self.steps = value((cols + (WIDTH - 1)) >> _SHIFT)
+
+    @macro
+    def column(self, b, k):
+        return _Column(value(b * WIDTH))
+
+    @macro
+    def read(self, a):
+        return _Line(self.rows, a, self.start, self.cols)
+
+    @macro
+    def store(self, a, column, v):
+        _Line(self.rows, a, self.start, self.cols).put(column, v)
+
+    @ti.func
+    def sum(self, total):
+        return tree_sum(total.early + total.late)
+
+    @ti.func
+    def sum2(self, one, other):
+        return self.sum(one), self.sum(other)
+
+    @ti.func
+    def load_scalar(self, a: ti.template()):
+        return load_scalar(a, self.index)
+
+    @ti.func
+    def store_scalar(self, a: ti.template(), v):
+        store_scalar(a, self.index, v)
+
+
+@handle
+class _Line:
+    """``cols`` floats of ``a`` from ``start`` on."""
+
+    def __init__(self, rows, a, start, cols):
+        self.rows = rows
+        self.a = a
+        self.start = start
+        self.cols = cols
+
+    @ti.func
+    def at(self, column):
+        v = Vector(0.0)
+        if ti.static(self.rows.exact):
+            v = load(self.a, self.start + column.index)
+        else:
+            if column.index + WIDTH <= self.cols:
+                v = load(self.a, self.start + column.index)
+            else:
+                v = load_some(self.a, self.start + column.index, self.cols - column.index)
+        return v
+
+    @ti.func
+    def put(self, column, v):
+        if ti.static(self.rows.exact):
+            store(self.a, self.start + column.index, v)
+        else:
+            if column.index + WIDTH <= self.cols:
+                store(self.a, self.start + column.index, v)
+            else:
+                store_some(self.a, self.start + column.index, self.cols - column.index, v)
+
+
+@handle
+class _ColumnSums:
+    """A private row of the program in ``partial``, which is padded to whole vectors."""
+
+    def __init__(self, partial, start):
+        self.partial = partial
+        self.start = start
+
+    @ti.func
+    def clear(self, cols):
+        for b in range((cols + (WIDTH - 1)) >> _SHIFT):
+            store(self.partial, self.start + b * WIDTH, Vector(0.0))
+
+    @ti.func
+    def add(self, column, v):
+        at = self.start + column.index
+        store(self.partial, at, load(self.partial, at) + v)
+
+    @macro
+    def finish(self):
+        """Nothing is left to do: the sums were kept in memory all along."""

@@ -1,0 +1,1 @@
+"""One room per op. See :mod:`tkern.registry` for how they are found."""

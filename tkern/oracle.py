@@ -1,0 +1,35 @@
+"""The truth: every op in NumPy, float64, written from its definition. Importing this does not import Taichi.
+
+``tkern.oracle.<name>`` takes what ``tkern.<name>`` takes and returns NumPy arrays. Each oracle stands beside its
+kernel, in ``tkern/ops/<op>/oracle.py``, and shares no code with it; ``tkern parity`` checks each by finite
+differences. ``dtype=np.float32`` runs the same text in float32, which is what an honest float32 computation loses.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tkern.ops.rms_norm.oracle import rms_norm, rms_norm_backward
+
+_HOME = {
+    "rms_norm": "tkern.ops.rms_norm.oracle",
+    "rms_norm_backward": "tkern.ops.rms_norm.oracle",
+}
+
+__all__ = ["rms_norm", "rms_norm_backward"]
+
+
+def __getattr__(name: str) -> Callable[..., tuple[np.ndarray | None, ...]]:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tkern.oracle' has no attribute {name!r}; it has {', '.join(sorted(_HOME))}")
+    function: Callable[..., tuple[np.ndarray | None, ...]] = getattr(importlib.import_module(_HOME[name]), name)
+    return function
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})
