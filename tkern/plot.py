@@ -65,10 +65,11 @@ def _parity_map(results: list[OpResult]) -> Figure:
     grid = np.array([[ratios.get((op, backend, case), np.nan) for case in cases] for op, backend in rows])
     height, width = 1.9 + 0.42 * len(rows), 3.2 + 0.46 * len(cases)
     figure, axes = plt.subplots(figsize=(width, height + 1.1), layout="constrained")
-    colors = LinearSegmentedColormap.from_list("held", ["#f3faf6", "#58b88f", "#f2c14e", "#c1121f"])
-    colors.set_bad("#eeeeee")
+    limit = 0.75  # where an error equal to the tolerance lies between 10⁻³ and 10, in logarithms
+    stops = [(0.0, "#f3faf6"), (limit, "#3a9d73"), (limit, "#f2a541"), (1.0, "#b3001b")]
+    colors = LinearSegmentedColormap.from_list("held", stops).with_extremes(bad="#eeeeee")
     shown = np.where(np.isinf(grid), 100.0, np.maximum(grid, 1e-3))
-    # Everything up to a tolerance of 1 is green to yellow; what did not hold is red.
+    # Green up to the tolerance; what did not hold is orange to red.
     image = axes.imshow(shown, cmap=colors, norm=LogNorm(1e-3, 10.0), aspect="auto")
     for i, j in np.ndindex(grid.shape):
         if np.isnan(grid[i, j]):
@@ -147,7 +148,11 @@ def _draw_size(lines: list[_Line]) -> Figure:
         for name in _by(mine):
             points = sorted((line["elements"], line["ms"]) for line in mine if line["by"] == name)
             color, label = _COLORS.get(name, "#999999"), _LABELS.get(name, name)
-            axes.plot(*zip(*points, strict=True), "o-", color=color, label=label, markersize=4.5, linewidth=1.4)
+            axes.plot(*zip(*points, strict=True), "o", color=color, label=label, markersize=4.5)
+            # One size may come in several shapes: the line goes through their geometric mean.
+            sizes = sorted({size for size, _ in points})
+            means = [float(np.exp(np.mean([np.log(ms) for n, ms in points if n == size]))) for size in sizes]
+            axes.plot(sizes, means, "-", color=color, linewidth=1.4)
         least = sorted({(line["elements"], line["ms"] * _share(line)) for line in mine if line["by"] == "tkern"})
         axes.plot(*zip(*least, strict=True), "--", color="#333333", linewidth=1.2, label="roof")
         axes.set_xscale("log")

@@ -249,6 +249,8 @@ def _start(name: str) -> None:
     if got not in _ARCHES[name]:
         ti.reset()
         raise BackendUnavailable(f"backend {name!r}: Taichi started {got} instead", expected=name, got=got)
+    # Taichi would do this at the first launch, but fails then if another thread makes it.
+    ti.lang.impl.get_runtime().materialize()
     _started, _program = name, ti.lang.impl.get_runtime().prog
 
 

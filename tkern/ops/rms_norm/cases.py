@@ -117,9 +117,14 @@ def _backward_reductions(inputs: Mapping[str, Any]) -> dict[str, int]:
 
 def _backward_scales(inputs: Mapping[str, Any], outputs: tuple[Any, ...]) -> dict[str, float]:
     # dx is r·g less its part along x. For rows of one element nearly all of r·g is along x, and only rounding is left.
+    # The part along x is a sum whose terms cancel; with an rstd that is not x's own, that may be the larger loss.
+    x, r = inputs["x"].astype(np.float64), outputs[2][..., None]
     weight = 1.0 if inputs["weight"] is None else inputs["weight"] + np.float64(inputs.get("offset", 0.0))
-    term = outputs[2][..., None] * inputs["dy"] * weight
-    return {"dx": float(np.sqrt(np.mean(term**2)))}
+    g = inputs["dy"] * weight
+    along = x * r**3 / x.shape[-1] * np.sqrt(np.sum((g * x) ** 2, axis=-1, keepdims=True))
+    # dweight is a sum over rows: its terms, were they of random sign, would come to this.
+    summed = np.sum((inputs["dy"] * x * r).reshape(-1, x.shape[-1]) ** 2, axis=0)
+    return {"dx": float(np.sqrt(np.mean((r * g) ** 2 + along**2))), "dweight": float(np.sqrt(np.mean(summed)))}
 
 
 # Mistakes seen in upstream kernels, and those that a careless test lets through.

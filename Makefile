@@ -1,0 +1,44 @@
+# make demo   an environment, tkern in it, and the main job: devices, parity, a quick benchmark, pictures
+# make test   the tests (REQUIRE="cpu vulkan" makes a missing backend a failure; EXTRAS=test,torch adds PyTorch)
+# make lint   ruff and mypy
+
+# The first Python of 3.10 to 3.13; Taichi has no wheels for others.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
+	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+EXTRAS ?= test
+REQUIRE ?=
+OUT ?= plots/demo
+BIN = $(VENV)/bin
+comma := ,
+empty :=
+space := $(empty) $(empty)
+STAMP = $(VENV)/.installed$(subst $(comma),-,$(if $(1),-$(1)))
+
+.PHONY: demo test lint clean
+
+demo: $(call STAMP)
+	$(BIN)/tkern devices
+	$(BIN)/tkern parity --json $(OUT)/parity.json --plot $(OUT)/parity.png
+	$(BIN)/tkern bench --shapes quick --out $(OUT)
+	$(BIN)/tkern plot $(OUT)
+	@echo; echo "The pictures are in $(CURDIR)/$(OUT): parity.png, times.png, roof.png, size.png"
+
+test: $(call STAMP,$(EXTRAS))
+	$(BIN)/python -m pytest -n 2 $(if $(REQUIRE),--require=$(subst $(space),$(comma),$(strip $(REQUIRE)))) $(ARGS)
+
+lint: $(call STAMP,dev)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+# One stamp for each set of extras; installing one keeps what another brought.
+$(VENV)/.installed%: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "tkern needs Python 3.10 to 3.13; none was found. Name one: make PYTHON=..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.$(if $(filter-out .installed,$(notdir $@)),[$(subst -,$(comma),$(patsubst .installed-%,%,$(notdir $@)))])'
+	@touch $@
