@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -24,16 +22,14 @@ def required(config: pytest.Config) -> set[str]:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    import taichi  # noqa: F401  only its version
+    import taichi
 
     lines = [f"taichi {taichi.__version__}, numpy {np.__version__}, required: {sorted(required(config)) or 'nothing'}"]
-    for backend in runtime.backends():
-        lines.append(f"{backend.name}: {backend.device if backend.available else 'missing: ' + (backend.why_not or '')}")
-    return lines
+    return lines + [f"{b.name}: {b.device if b.available else f'missing: {b.why_not}'}" for b in runtime.backends()]
 
 
 @pytest.fixture(params=runtime.NAMES)
-def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+def backend(request: pytest.FixtureRequest) -> str:
     """Run the test on each backend in turn: skipped with the reason where it is missing, failed where required."""
     name = request.param
     found = next(b for b in runtime.backends() if b.name == name)
@@ -43,7 +39,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
         pytest.skip(f"{name}: {found.why_not}")
     # Left on, not switched back: tests of one backend stand together (below), and starting one takes a while.
     runtime.use(name)
-    yield name
+    return name
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

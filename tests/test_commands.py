@@ -120,8 +120,7 @@ def test_the_command_is_installed() -> None:
 def rows() -> list[bench.Row]:
     """Return the rows of a real, small run of both ops on the CPU."""
     ops = [
-        replace(op, quick=(Shape({"M": 64, "N": 48}), Shape({"M": 200, "N": 33})))
-        for op in registry.all_ops().values()
+        replace(op, quick=(Shape({"M": 64, "N": 48}), Shape({"M": 200, "N": 33}))) for op in registry.all_ops().values()
     ]
     return bench.run(ops, ["cpu"], ["numpy"], "quick")
 
@@ -181,7 +180,9 @@ def test_pictures_come_from_the_csv_alone(rows: list[bench.Row], tmp_path: Path)
     for path in drawn:
         assert path.read_bytes().startswith(b"\x89PNG" if path.suffix == ".png" else b"<?xml")
     again = plot.draw_results(results, tmp_path / "again")
-    assert [p.read_bytes() for p in drawn if p.suffix == ".svg"] == [p.read_bytes() for p in again if p.suffix == ".svg"]
+    assert [p.read_bytes() for p in drawn if p.suffix == ".svg"] == [
+        p.read_bytes() for p in again if p.suffix == ".svg"
+    ]
 
 
 def test_a_wrong_op_is_not_timed() -> None:

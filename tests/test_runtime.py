@@ -137,10 +137,7 @@ def test_an_array_of_a_backend_switched_off_is_refused() -> None:
 
 
 def test_taichi_started_outside_is_noticed_before() -> None:
-    code = (
-        "import taichi as ti, numpy as np, tkern; ti.init(arch=ti.cpu)\n"
-        "tkern.rms_norm(np.ones((2, 3), np.float32))"
-    )
+    code = "import taichi as ti, numpy as np, tkern; ti.init(arch=ti.cpu)\ntkern.rms_norm(np.ones((2, 3), np.float32))"
     done = _python(code)
     assert "BackendUnavailable: Taichi is already running outside tkern" in done.stderr
     assert _python(code.replace("\n", "; tkern.use('cpu')\n")).returncode == 0

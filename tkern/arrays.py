@@ -57,10 +57,6 @@ class Input:
     kind: str  # "numpy", "torch" or "taichi"
     data: Any
 
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
     def argument(self, backend: str) -> Any:
         """Return what a kernel of ``backend`` takes for this array: flat, contiguous, read only by agreement."""
         if self.kind == "taichi":
@@ -78,7 +74,7 @@ class Input:
             return _contiguous(self.data)
         if self.kind == "torch":
             return _contiguous(self.data.detach().resolve_neg().cpu().numpy())
-        return self.data.to_numpy()
+        return np.asarray(self.data.to_numpy())
 
 
 @dataclass
@@ -111,8 +107,8 @@ class Output:
 def take(name: str, value: Any, *, shape: tuple[int, ...] | None = None, backend: str) -> Input:
     """Check an array that a caller passed as argument ``name`` and return it as an :class:`Input`.
 
-    It must be float32 and, where ``shape`` is given, have that shape. Raises DTypeError, OptionError, ShapeError, SizeLimitError
-    or BackendUnavailable (a ti.ndarray of a backend that was switched off).
+    It must be float32 and, where ``shape`` is given, have that shape. Raises DTypeError, ShapeError, SizeLimitError or
+    BackendUnavailable (a ti.ndarray of a backend that was switched off).
     """
     kind, got_shape = _kind_of(name, value)
     if shape is not None and got_shape != shape:
@@ -182,7 +178,9 @@ def take_output(name: str, value: Any, shape: tuple[int, ...], *, apart: tuple[I
         )
     host = value if given.kind == "numpy" else value.detach().numpy()
     if not host.flags.c_contiguous or not host.flags.aligned:
-        raise ShapeError(argument=name, expected="a contiguous array, since it is written", got=f"strides {host.strides}")
+        raise ShapeError(
+            argument=name, expected="a contiguous array, since it is written", got=f"strides {host.strides}"
+        )
     if not host.flags.writeable:
         raise AliasError(argument=name, expected="an array that may be written", got="a read-only one")
     _refuse_shared(name, value, apart)
@@ -231,7 +229,9 @@ def shape_text(shape: tuple[int, ...]) -> str:
 def _kind_of(name: str, value: Any) -> tuple[str, tuple[int, ...]]:
     if isinstance(value, np.ndarray):
         if isinstance(value, np.ma.MaskedArray):
-            raise DTypeError(argument=name, expected="a plain NumPy array", got="a masked one, whose mask would be lost")
+            raise DTypeError(
+                argument=name, expected="a plain NumPy array", got="a masked one, whose mask would be lost"
+            )
         if value.dtype != np.float32 or not value.dtype.isnative:
             _refuse_dtype(name, value.dtype)
         return "numpy", value.shape
@@ -259,7 +259,9 @@ def _kind_of(name: str, value: Any) -> tuple[str, tuple[int, ...]]:
 
 
 def _refuse_dtype(name: str, got: object) -> None:
-    raise DTypeError(argument=name, expected="float32", got=str(got), hint="convert it first: nothing is cast in silence")
+    raise DTypeError(
+        argument=name, expected="float32", got=str(got), hint="convert it first: nothing is cast in silence"
+    )
 
 
 def _contiguous(array: np.ndarray) -> np.ndarray:
@@ -306,7 +308,9 @@ def _refuse_shared(name: str, value: Any, apart: tuple[Input, ...]) -> None:
     for other in apart:
         if _may_share(value, other.data):
             raise AliasError(
-                argument=name, expected=f"memory of its own: {other.name} is still read", got=f"memory shared with {other.name}"
+                argument=name,
+                expected=f"memory of its own: {other.name} is still read",
+                got=f"memory shared with {other.name}",
             )
 
 
@@ -323,7 +327,9 @@ def _may_share(a: Any, b: Any) -> bool:
 def _span(value: Any) -> tuple[int, int] | None:
     """Return the first and one past the last byte that an array may touch, or None where nobody can tell."""
     if isinstance(value, np.ndarray):
-        return np.lib.array_utils.byte_bounds(value) if hasattr(np.lib, "array_utils") else np.byte_bounds(value)
+        from numpy.lib import array_utils
+
+        return array_utils.byte_bounds(value)
     if hasattr(value, "data_ptr"):
         reach = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)) if value.numel() else -1
         return value.data_ptr(), value.data_ptr() + 4 * (reach + 1)

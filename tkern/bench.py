@@ -74,9 +74,7 @@ class Row:
     date: str
 
 
-def run(
-    ops: Iterable[Op], backends: Iterable[str], peers: Iterable[str], which: str
-) -> list[Row]:
+def run(ops: Iterable[Op], backends: Iterable[str], peers: Iterable[str], which: str) -> list[Row]:
     """Time ``ops`` on ``backends`` beside ``peers`` at the "quick" or "standard" shapes; return the rows.
 
     A peer that is not installed, or has no such device, is left out. Raises TkernError where a result is wrong.

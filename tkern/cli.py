@@ -68,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_kernels(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kernels", action="append", default=[], metavar="FILE.py", help="add a module of your own ops")
+    parser.add_argument(
+        "--kernels", action="append", default=[], metavar="FILE.py", help="add a module of your own ops"
+    )
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:

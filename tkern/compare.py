@@ -79,7 +79,8 @@ def compare(
 ) -> Comparison:
     """Compare one output with the truth ``want`` (float64); ``baseline`` is the oracle's float32 answer.
 
-    ``longest`` is K, ``floor`` the backend's entry of FLOORS, ``scale`` the rms of the terms that may cancel. Shape and finiteness are part of the comparison.
+    ``longest`` is K, ``floor`` the backend's entry of FLOORS, ``scale`` the rms of the terms that may cancel. Shape
+    and finiteness are part of the comparison.
     """
     got = np.asarray(got)
     if got.shape != want.shape:

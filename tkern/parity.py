@@ -127,7 +127,9 @@ def check_case(op: Op, case: Case, backend: str) -> CaseResult:
         for name, a, b in zip(op.outputs, first, second, strict=True)
         if not _same_bits(a, b)
     ]
-    problems += [f"{name}: the input was written" for name, a in before.items() if not _same_bits(a, truth.inputs[name])]
+    problems += [
+        f"{name}: the input was written" for name, a in before.items() if not _same_bits(a, truth.inputs[name])
+    ]
     return CaseResult(
         op.name,
         backend,
@@ -211,7 +213,8 @@ def _rejects(op: Op, truth: _Truth, wrong: Outputs, floor: float) -> bool:
 def _check_difference(op: Op, check: FiniteDifferences, case: Case) -> CaseResult:
     begun = time.perf_counter()
     inputs = {
-        name: value.astype(np.float64) if isinstance(value, np.ndarray) else value for name, value in case.inputs().items()
+        name: value.astype(np.float64) if isinstance(value, np.ndarray) else value
+        for name, value in case.inputs().items()
     }
     outputs = dict(zip(op.outputs, op.oracle(**inputs), strict=True))
     forward_inputs = {name: value for name, value in inputs.items() if name not in check.cotangents}

@@ -25,7 +25,7 @@ __all__ = ["draw_parity", "draw_results"]
 # One colour for each implementation, the same in every picture; tkern's own stand out from the peers' greys.
 _COLORS = {"tkern": "#0b6e4f", "tkern-kernel": "#6bbf59", "numpy": "#8d99ae", "torch": "#ef8354"}
 _LABELS = {"tkern": "tkern", "tkern-kernel": "tkern, kernels alone", "numpy": "NumPy", "torch": "PyTorch"}
-_STYLE = {
+_STYLE: Any = {
     "font.size": 9.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -44,7 +44,7 @@ def draw_results(results: Path, out: Path) -> list[Path]:
     """Draw a results.csv as times, roof and size, PNG and SVG each, into ``out``; return their paths."""
     lines = _read(results)
     out.mkdir(parents=True, exist_ok=True)
-    written = []
+    written: list[Path] = []
     with plt.rc_context(_STYLE):
         for name, draw in (("times", _draw_times), ("roof", _draw_roof), ("size", _draw_size)):
             written += _save(draw(lines), out / f"{name}.png", out / f"{name}.svg")
@@ -137,7 +137,9 @@ def _draw_roof(lines: list[_Line]) -> Figure:
         axes.grid(axis="x")
         axes.tick_params(axis="y", length=0)
         axes.set_title(f"{title}: a copy moves {mine[0]['roof_gbps']:.1f} GB/s")
-        axes.set_xlabel("share of the roof: least time by the measured copy, over time (1 is the copy; a cache can beat it)")
+        axes.set_xlabel(
+            "share of the roof: least time by the measured copy over time (1 is the copy; a cache beats it)"
+        )
         _legend(axes)
     return figure
 
@@ -174,8 +176,7 @@ def _panels(lines: list[_Line], rows_each: Any) -> tuple[Figure, list[tuple[Axes
         len(groups), 1, figsize=(8.6, sum(heights)), height_ratios=heights, layout="constrained", squeeze=False
     )
     titled = [
-        (f"{op} on {backend} ({part[0]['device']})", part)
-        for (op, backend), part in zip(groups, parts, strict=True)
+        (f"{op} on {backend} ({part[0]['device']})", part) for (op, backend), part in zip(groups, parts, strict=True)
     ]
     return figure, list(zip(grid[:, 0], titled, strict=True))
 

@@ -43,7 +43,12 @@ def show_parity(results: Iterable[OpResult], console: Console) -> None:
     """Print one line for each op and backend, the mutants, and everything that did not hold."""
     results = list(results)
     table = Table(title="parity with the float64 oracle", title_justify="left", box=SIMPLE)
-    for column, justify in (("op", "left"), ("against", "left"), ("cases", "right"), ("worst error / tolerance", "left")):
+    for column, justify in (
+        ("op", "left"),
+        ("against", "left"),
+        ("cases", "right"),
+        ("worst error / tolerance", "left"),
+    ):
         table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     table.add_column("")
     for result in results:
@@ -59,7 +64,9 @@ def show_parity(results: Iterable[OpResult], console: Console) -> None:
     for result in results:
         for case in [*result.differences, *result.cases]:
             if not case.held:
-                console.print(f"{case.op} on {case.backend}, case {case.case}: {case.problem}", style="red", markup=False)
+                console.print(
+                    f"{case.op} on {case.backend}, case {case.case}: {case.problem}", style="red", markup=False
+                )
         for mutant in result.mutants:
             if not mutant.held:
                 console.print(

@@ -27,7 +27,6 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from tkern.errors import BackendUnavailable, OptionError
@@ -218,7 +217,7 @@ def _quiet_environment(**changes: str) -> Iterator[None]:
 
 
 @functools.cache
-def _taichi() -> ModuleType:
+def _taichi() -> Any:
     """Import Taichi without its banner, its version check (which calls home) and its imports of torch and paddle."""
     with _quiet_environment(
         ENABLE_TAICHI_HEADER_PRINT="0", TI_SKIP_VERSION_CHECK="ON", TI_ENABLE_TORCH="0", TI_ENABLE_PADDLE="0"

@@ -8,7 +8,8 @@ from functools import lru_cache
 
 import taichi as ti
 
-from tkern.lang.rows_cpu import WIDTH, Vector, load, store_some
+from tkern.lang.rows import VECTOR_WIDTH as WIDTH
+from tkern.lang.rows_cpu import Vector, load, store_some
 
 # A program of a GPU sums 32 columns, 8 lanes to a column: neighbouring lanes read neighbouring columns, and a column
 # of a few hundred private rows is a few dozen loads for each of its lanes.

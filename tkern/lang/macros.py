@@ -21,7 +21,7 @@ def macro(function: F) -> F:
 
 def handle(cls: C) -> C:
     """Mark a class whose instances may be named in a kernel's text and carry expressions as attributes."""
-    cls._data_oriented = True
+    cls._data_oriented = True  # type: ignore[attr-defined]
     return cls
 
 

@@ -35,7 +35,7 @@ SIZES = {
         programs=128,
         lanes=(256, 512),
         held=16,
-        reason="a kernel with this many registers is not promised 1024 threads a group; 40 cores at most, 3 groups each",
+        reason="no group of 1024 threads is promised to a kernel with this many registers; 3 programs for each of 40 cores",
     ),
 }
 
@@ -169,15 +169,15 @@ def prepare_backward(
         int(saved is not None),
     )
     if w is not None:
-        launch.add(columns.sum_kernel(backend, cols), dw_rows, dweight.argument, plan.programs, plan.partial_stride, cols)
+        launch.add(
+            columns.sum_kernel(backend, cols), dw_rows, dweight.argument, plan.programs, plan.partial_stride, cols
+        )
     return launch
 
 
 def _rows_and_cols(x: arrays.Input) -> tuple[int, int]:
     if not x.shape or x.shape[-1] == 0:
-        raise ShapeError(
-            argument="x", expected="shape [..., D] with D at least 1", got=arrays.shape_text(x.shape)
-        )
+        raise ShapeError(argument="x", expected="shape [..., D] with D at least 1", got=arrays.shape_text(x.shape))
     return math.prod(x.shape[:-1]), x.shape[-1]
 
 

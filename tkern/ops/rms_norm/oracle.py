@@ -54,4 +54,5 @@ def rms_norm_backward(
 def _scale(weight: ArrayLike | None, offset: float, size: int, dtype: DTypeLike) -> np.ndarray:
     if weight is None:
         return np.ones(size, dtype)
-    return np.asarray(weight, dtype) + np.asarray(offset, dtype)
+    scale: np.ndarray = np.asarray(weight, dtype) + np.asarray(offset, dtype)
+    return scale
