@@ -35,7 +35,7 @@ SIZES = {
         programs=128,
         lanes=(256, 512),
         held=16,
-        reason="no group of 1024 threads is promised to a kernel with this many registers; 3 programs for each of 40 cores",
+        reason="no group of 1024 threads is promised to a kernel of so many registers; 3 programs for each of 40 cores",
     ),
 }
 
