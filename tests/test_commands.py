@@ -202,5 +202,12 @@ def test_a_timing_waits_for_the_device() -> None:
     order: list[str] = []
     found = timing.measure(lambda: order.append("call"), lambda: order.append("sync"), seconds=0.0)
     timed = order[-3 * found.repeats :]
-    assert found.repeats == 5
+    assert (found.repeats, found.calls) == (5, 1)
     assert timed == ["sync", "call", "sync"] * 5
+
+
+def test_a_short_call_on_a_device_is_repeated() -> None:
+    order: list[str] = []
+    found = timing.measure(lambda: order.append("call"), lambda: order.append("sync"), seconds=0.0, device=True)
+    assert found.calls >= 128
+    assert order[-found.calls - 2 :] == ["sync", *["call"] * found.calls, "sync"]

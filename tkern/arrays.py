@@ -47,6 +47,10 @@ _WIDTH = 16
 # Elements that an index can reach. SPIR-V addresses bytes by 32 bits, so floats by 30.
 _LIMITS = {"cpu": 2**31 - 1, "cuda": 2**31 - 1, "vulkan": 2**30 - 1, "metal": 2**30 - 1}
 
+# Device arrays kept by size, the one used last at the end.
+_workspaces: dict[int, Any] = {}
+_MOST_WORKSPACES = 8
+
 
 @dataclass(frozen=True)
 class Input:
@@ -62,8 +66,10 @@ class Input:
         if self.kind == "taichi":
             return self.data if backend != "cpu" else as_vectors(_memory_of(self.data))
         if self.kind == "torch" and _shares_cuda(self.data, backend):
-            # Taichi launches on the default stream; what other streams still write must be there first.
-            sys.modules["torch"].cuda.current_stream().synchronize()
+            # Taichi launches on the default stream; what another stream still writes must be there first.
+            stream = sys.modules["torch"].cuda.current_stream()
+            if stream.cuda_stream != 0:
+                stream.synchronize()
             return self.data.detach().contiguous().view(-1)
         host = self.host()
         return as_vectors(host) if backend == "cpu" else _upload(host)
@@ -188,10 +194,20 @@ def take_output(name: str, value: Any, shape: tuple[int, ...], *, apart: tuple[I
 
 
 def workspace(count: int, backend: str) -> Any:
-    """Return a kernel argument of ``count`` floats that no caller sees; what is in it is undefined."""
+    """Return a kernel argument of ``count`` floats that no caller sees; what is in it is undefined.
+
+    On a GPU the last few are kept and handed out again, also while another launch still holds one: launches run one
+    after another, and each writes its workspace before it reads it.
+    """
     if backend == "cpu":
         return pool.empty(_padded(count)).reshape(-1, _WIDTH)
-    return _device_array(count)
+    kept = _workspaces.pop(count, None)
+    if kept is None or runtime.is_ended(kept):
+        kept = _device_array(count)
+    _workspaces[count] = kept
+    while len(_workspaces) > _MOST_WORKSPACES:
+        del _workspaces[next(iter(_workspaces))]
+    return kept
 
 
 def zeros(count: int, backend: str) -> Any:

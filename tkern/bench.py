@@ -32,7 +32,7 @@ from tkern import runtime
 from tkern.compare import FLOORS, compare
 from tkern.errors import OptionError, TkernError
 from tkern.progress import steps
-from tkern.roof import Roof, measure_roof, synchronize
+from tkern.roof import Roof, measure_roof, synchronize_torch
 from tkern.spec import Inputs, Op, Shape
 from tkern.timing import Timing, measure
 
@@ -59,6 +59,7 @@ class Row:
     ms_q20: float
     ms_q80: float
     repeats: int
+    calls: int  # in each repeat: one on the CPU, on a GPU as many as take 5 ms
     first_s: float | None  # the first call, with compilation or loading what was compiled before
     bytes: float
     flops: float
@@ -146,7 +147,7 @@ def _time_shape(
     inputs = _on_device(host, backend)
     begun = time.perf_counter()
     outputs = op.run(**inputs)
-    synchronize()
+    runtime.synchronize()
     first = time.perf_counter() - begun
     error = _check(op, shape, backend, host, outputs)
 
@@ -163,6 +164,7 @@ def _time_shape(
             ms_q20=timing.low,
             ms_q80=timing.high,
             repeats=timing.repeats,
+            calls=timing.calls,
             bytes=cost.bytes,
             flops=cost.flops,
             gbps=cost.bytes / timing.median / 1e6,
@@ -179,14 +181,16 @@ def _time_shape(
     launch = op.prepare(**inputs, backend=backend)
     rows = []
     for by, function in (("tkern", lambda: op.run(**inputs)), (_KERNEL, launch.run)):
-        timing = measure(function, synchronize)
+        timing = measure(function, runtime.synchronize, device=backend != "cpu")
         share = roof.fraction(timing.median, cost.bytes, cost.flops)
         rows.append(row(by, timing, first_s=first, roof=share, error=error))
     for peer in peers:
         say(f"{op.name} on {backend}: {shape.name} by {peer}")
         given = _for_peer(peer, host, backend)
         if peer in op.peers and given is not None:
-            rows.append(row(peer, measure(op.peers[peer](given), synchronize)))
+            wait = synchronize_torch if peer == "torch" else runtime.synchronize
+            on_device = peer == "torch" and backend != "cpu"
+            rows.append(row(peer, measure(op.peers[peer](given), wait, device=on_device)))
     return rows
 
 

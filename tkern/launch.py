@@ -39,41 +39,41 @@ class Launch:
         return tuple(None if output is None else output.result() for output in self._outputs)
 
 
-# What Taichi made of a kernel, for the program it was made in: {kernel: (program, kernel in C++, its machine code)}.
-_compiled: dict[Any, tuple[Any, Any, Any]] = {}
+# What Taichi made of a kernel for one set of argument types, in the program it was made in:
+# {(kernel, types): (program, kernel in C++, its machine code)}.
+_compiled: dict[tuple[Any, ...], tuple[Any, Any, Any]] = {}
 
 
 def _launch(kernel: Any, arguments: tuple[Any, ...]) -> None:
-    """Launch a kernel, past Taichi's own checks where its arguments are NumPy arrays and numbers.
+    """Launch a kernel, from the second time on past the checks that Taichi makes in Python.
 
-    Those checks were made already, in tkern.arrays, and take 130 µs a launch, twice what a small kernel runs. They
-    are skipped from the second launch on, on the CPU, where all of an array's types are fixed by the annotation.
+    Those checks take 130 µs a launch, twice what a small kernel runs; they were all made already, in tkern.arrays.
     """
-    program = sys.modules["taichi"].lang.impl.get_runtime().prog
-    known = _compiled.get(kernel)
+    ti = sys.modules["taichi"]
+    program = ti.lang.impl.get_runtime().prog
+    key = (kernel, *(_type_of(value) for value in arguments))
+    known = _compiled.get(key)
     if known is None or known[0] is not program:
         kernel(*arguments)
-        _remember(kernel, program, arguments)
+        primal = kernel._primal
+        instance = primal.compiled_kernels[(primal.func, primal.mapper.lookup(arguments)[0], primal.autodiff_mode)]
+        code = program.compile_kernel(program.config(), program.get_device_caps(), instance)
+        _compiled[key] = (program, instance, code)
         return
     context = known[1].make_launch_context()
     for i, value in enumerate(arguments):
-        if isinstance(value, np.ndarray):
-            context.set_arg_external_array_with_shape((i,), value.ctypes.data, value.nbytes, value.shape[:-1], 0)
-        elif isinstance(value, float):
+        if isinstance(value, float):
             context.set_arg_float((i,), value)
-        else:
+        elif isinstance(value, int):
             context.set_arg_int((i,), value)
+        elif isinstance(value, np.ndarray):  # of vectors, whose last axis is no axis to Taichi
+            context.set_arg_external_array_with_shape((i,), value.ctypes.data, value.nbytes, value.shape[:-1], 0)
+        elif isinstance(value, ti.Ndarray):
+            context.set_arg_ndarray((i,), value.arr)
+        else:  # a flat torch tensor on the device
+            context.set_arg_external_array_with_shape((i,), value.data_ptr(), 4 * value.numel(), tuple(value.shape), 0)
     program.launch_kernel(known[2], context)
 
 
-def _remember(kernel: Any, program: Any, arguments: tuple[Any, ...]) -> None:
-    _compiled.pop(kernel, None)
-    instances = list(kernel._primal.compiled_kernels.values())
-    plain = all(isinstance(value, (float, int)) or _is_vectors(value) for value in arguments)
-    if plain and len(instances) == 1:
-        code = program.compile_kernel(program.config(), program.get_device_caps(), instances[0])
-        _compiled[kernel] = (program, instances[0], code)
-
-
-def _is_vectors(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.ndim == 2 and bool(value.flags.c_contiguous)
+def _type_of(value: Any) -> tuple[type, int]:
+    return type(value), len(getattr(value, "shape", ()))

@@ -77,19 +77,25 @@ def measure_roof(backend: str, megabytes: int) -> Roof:
         tm, tn = (torch.from_numpy(_square(4096)).cuda() for _ in range(2))
         products["torch"] = lambda: tm @ tn
     size = 4096 if backend == "cuda" else 2048
-    copied = {name: moved / 1e6 / measure(f, synchronize, seconds=0.3).median for name, f in copies.items()}
-    made = {name: 2 * size**3 / 1e6 / measure(f, synchronize, seconds=0.3).median for name, f in products.items()}
+
+    def milliseconds(name: str, function: Callable[[], Any]) -> float:
+        wait = synchronize_torch if name == "torch" else runtime.synchronize
+        return measure(function, wait, seconds=0.3, device=backend != "cpu").median
+
+    copied = {name: moved / 1e6 / milliseconds(name, copy) for name, copy in copies.items()}
+    made = {name: 2 * size**3 / 1e6 / milliseconds(name, product) for name, product in products.items()}
     copy_by = max(copied, key=copied.__getitem__)
     product_by = max(made, key=made.__getitem__) if made else None
     return Roof(copied[copy_by], copy_by, made[product_by] if product_by else None, product_by)
 
 
-def synchronize() -> None:
-    """Wait for whatever device is in use, Taichi's or torch's."""
-    runtime.synchronize()
+def synchronize_torch() -> None:
+    """Wait for the device that torch uses."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.synchronize()
+    elif torch is not None and torch.backends.mps.is_available():
+        torch.mps.synchronize()
 
 
 def _tkern_copy(backend: str, rows: int) -> Callable[[], None]:

@@ -49,6 +49,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "cuda": dict(_COMMON),
 }
 
+# For the import of Taichi: no banner, no version check (which calls home), no import of torch and paddle.
+_QUIET = {
+    "ENABLE_TAICHI_HEADER_PRINT": "0",
+    "TI_SKIP_VERSION_CHECK": "ON",
+    "TI_ENABLE_TORCH": "0",
+    "TI_ENABLE_PADDLE": "0",
+}
+
 # Held while a kernel is compiled or launched and while the backend changes: Taichi itself is not thread-safe.
 _lock = threading.RLock()
 _started: str | None = None
@@ -219,9 +227,9 @@ def _quiet_environment(**changes: str) -> Iterator[None]:
 @functools.cache
 def _taichi() -> Any:
     """Import Taichi without its banner, its version check (which calls home) and its imports of torch and paddle."""
-    with _quiet_environment(
-        ENABLE_TAICHI_HEADER_PRINT="0", TI_SKIP_VERSION_CHECK="ON", TI_ENABLE_TORCH="0", TI_ENABLE_PADDLE="0"
-    ):
+    with _quiet_environment(**_QUIET), warnings.catch_warnings():
+        # Python 3.12 warns of escapes in Taichi's docstrings when it compiles them, once after installation.
+        warnings.simplefilter("ignore", SyntaxWarning)
         import taichi
 
     return taichi
@@ -327,7 +335,7 @@ assert x.to_numpy().sum() == 6.0, "a fill of four numbers came back wrong"
 print("arch=" + str(ti.lang.impl.current_cfg().arch).rpartition(".")[2], flush=True)
 """
 
-_DEVICE_LINES = (r"Found Vulkan Device \d+ \((.*)\)\s*$", r"Using CUDA Device \[[^\]]*\]:? *(.*?)\s*$")
+_DEVICE_LINES = (r"Found Vulkan Device \d+ \((.*)\)\s*$", r"Using CUDA device \[id=\d+\]: (.*?)\s*$")
 
 
 @functools.cache
@@ -339,9 +347,7 @@ def _probe(name: str) -> Backend:
     if name == "metal" and sys.platform != "darwin":
         return Backend(name, False, why_not=f"{_MISSING[name]}; this is {platform.system()}")
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TI_")}
-    environment.update(
-        ENABLE_TAICHI_HEADER_PRINT="0", TI_SKIP_VERSION_CHECK="ON", TI_ENABLE_TORCH="0", TI_ENABLE_PADDLE="0"
-    )
+    environment.update(_QUIET)
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PROBE, name],

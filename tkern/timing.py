@@ -14,23 +14,31 @@ __all__ = ["Timing", "measure"]
 _WARM_SECONDS = 0.05
 _LEAST_REPEATS = 5
 _MOST_REPEATS = 200
+# A repeat on a device that works on its own lasts this long at least, so that launching and waiting, which a training
+# loop overlaps with work, does not hide the kernel.
+_LEAST_REPEAT_SECONDS = 5e-3
+_MOST_CALLS = 200
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of one call: the median, the 20% and 80% quantiles, and over how many repeats."""
+    """Milliseconds of one call: the median and the 20% and 80% quantiles over ``repeats`` of ``calls`` calls each."""
 
     median: float
     low: float
     high: float
     repeats: int
+    calls: int
 
 
-def measure(function: Callable[[], Any], synchronize: Callable[[], None], *, seconds: float = 0.6) -> Timing:
-    """Call ``function`` for about ``seconds``, at least 5 times, and return how long a call takes.
+def measure(
+    function: Callable[[], Any], synchronize: Callable[[], None], *, seconds: float = 0.6, device: bool = False
+) -> Timing:
+    """Repeat ``function`` for about ``seconds``, at least 5 times, and return how long a call takes.
 
-    ``synchronize`` waits for the device; it stands before and after every timed call, so that a call is timed from
-    an idle device to its finished result. Two calls at least are made first and not counted.
+    ``synchronize`` waits for the device; it stands before and after every repeat, so that a repeat is timed from an
+    idle device to its finished result. A repeat is one call, or on a ``device`` beside the CPU as many as take 5 ms.
+    Two calls at least are made first and not counted.
     """
     warm_until = time.perf_counter() + _WARM_SECONDS
     warmed = 0
@@ -38,13 +46,21 @@ def measure(function: Callable[[], Any], synchronize: Callable[[], None], *, sec
         function()
         synchronize()
         warmed += 1
+    calls = 1
+    while device and calls < _MOST_CALLS and _repeat(function, synchronize, calls) < _LEAST_REPEAT_SECONDS:
+        calls *= 2
     taken: list[float] = []
     until = time.perf_counter() + seconds
     while len(taken) < _LEAST_REPEATS or (time.perf_counter() < until and len(taken) < _MOST_REPEATS):
-        synchronize()
-        begun = time.perf_counter()
-        function()
-        synchronize()
-        taken.append(1e3 * (time.perf_counter() - begun))
+        taken.append(1e3 * _repeat(function, synchronize, calls) / calls)
     low, median, high = np.quantile(taken, (0.2, 0.5, 0.8))
-    return Timing(float(median), float(low), float(high), len(taken))
+    return Timing(float(median), float(low), float(high), len(taken), calls)
+
+
+def _repeat(function: Callable[[], Any], synchronize: Callable[[], None], calls: int) -> float:
+    synchronize()
+    begun = time.perf_counter()
+    for _ in range(calls):
+        function()
+    synchronize()
+    return time.perf_counter() - begun

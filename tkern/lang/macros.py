@@ -35,3 +35,9 @@ def value(x):
 def variable(x):
     """Return a new variable that starts as ``x`` and may be assigned to, for an attribute of a handle."""
     return ti.lang.impl.expr_init(x)
+
+
+@macro
+def builder():
+    """Return what Taichi's own functions need to build an expression in the kernel that is being read."""
+    return ti.lang.impl.get_runtime().compiling_callable.ast_builder()

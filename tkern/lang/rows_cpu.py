@@ -7,40 +7,45 @@ need a 64-byte boundary, and end the process off one.) The index of an element w
 """
 
 import taichi as ti
+from taichi.lang import impl
 
-from tkern.lang.macros import handle, macro, value, variable
+from tkern.lang.macros import builder, handle, macro, value, variable
 from tkern.lang.rows import VECTOR_WIDTH as WIDTH
 
 _SHIFT = WIDTH.bit_length() - 1
 Vector = ti.types.vector(WIDTH, ti.f32)
 
 
-@ti.func
-def load(a: ti.template(), at):
+@macro
+def _float(a, vector, k):
+    return impl.subscript(builder(), impl.subscript(builder(), a, vector), k)
+
+
+@macro
+def load(a, at):
     """Return the 16 floats of ``a`` from float ``at`` on, which may be any."""
-    v = Vector(0.0)
-    for k in ti.static(range(WIDTH)):
-        v[k] = a[at >> _SHIFT][(at & (WIDTH - 1)) + k]
-    return v
+    vector, first = value(at >> _SHIFT), value(at & (WIDTH - 1))
+    return variable(ti.Vector([_float(a, vector, first + k) for k in range(WIDTH)]))
 
 
-@ti.func
-def store(a: ti.template(), at, v):
+@macro
+def store(a, at, v):
     """Write 16 floats to ``a`` from float ``at`` on."""
-    for k in ti.static(range(WIDTH)):
-        a[at >> _SHIFT][(at & (WIDTH - 1)) + k] = v[k]
+    vector, first = value(at >> _SHIFT), value(at & (WIDTH - 1))
+    for k in range(WIDTH):
+        _float(a, vector, first + k)._assign(impl.subscript(builder(), v, k))
 
 
-@ti.func
-def load_scalar(a: ti.template(), at):
+@macro
+def load_scalar(a, at):
     """Return float ``at`` of ``a``."""
-    return a[at >> _SHIFT][at & (WIDTH - 1)]
+    return value(_float(a, at >> _SHIFT, at & (WIDTH - 1)))
 
 
-@ti.func
-def store_scalar(a: ti.template(), at, v):
+@macro
+def store_scalar(a, at, v):
     """Write float ``at`` of ``a``."""
-    a[at >> _SHIFT][at & (WIDTH - 1)] = v
+    _float(a, at >> _SHIFT, at & (WIDTH - 1))._assign(v)
 
 
 @ti.func

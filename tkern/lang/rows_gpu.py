@@ -11,14 +11,14 @@ The lane is the low bits of the loop's index, which holds on every backend as lo
 import taichi as ti
 from taichi.lang import impl
 
-from tkern.lang.macros import handle, macro, value, variable
+from tkern.lang.macros import builder, handle, macro, value, variable
 
 
 @macro
 def element(a, at):
     """Return float ``at`` of an array of any rank: its last index may run past its axis, nothing checks it there."""
     axes = len(a.shape)
-    return impl.subscript(impl.get_runtime().compiling_callable.ast_builder(), a, *(0,) * (axes - 1), at)
+    return impl.subscript(builder(), a, *(0,) * (axes - 1), at)
 
 
 @macro
