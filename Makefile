@@ -9,25 +9,38 @@ VENV ?= .venv
 EXTRAS ?= test
 REQUIRE ?=
 OUT ?= plots/demo
+ARGS ?=
+
+MAKEFLAGS += --no-builtin-rules
 BIN = $(VENV)/bin
 comma := ,
 empty :=
 space := $(empty) $(empty)
-STAMP = $(VENV)/.installed$(subst $(comma),-,$(if $(1),-$(1)))
+# One stamp for each set of extras; installing one keeps what another brought.
+CORE = $(VENV)/.installed-core
+WITH_EXTRAS = $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
+WITH_DEV = $(VENV)/.installed-dev
+
+define install
+@test -n "$(PYTHON)" || { echo "tkern needs Python 3.10 to 3.13; none was found. Name one: make PYTHON=..."; exit 1; }
+@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.$(1)'
+@touch $@
+endef
 
 .PHONY: demo test lint clean
 
-demo: $(call STAMP)
+demo: $(CORE)
 	$(BIN)/tkern devices
 	$(BIN)/tkern parity --json $(OUT)/parity.json --plot $(OUT)/parity.png
 	$(BIN)/tkern bench --shapes quick --out $(OUT)
 	$(BIN)/tkern plot $(OUT)
 	@echo; echo "The pictures are in $(CURDIR)/$(OUT): parity.png, times.png, roof.png, size.png"
 
-test: $(call STAMP,$(EXTRAS))
+test: $(WITH_EXTRAS)
 	$(BIN)/python -m pytest -n 2 $(if $(REQUIRE),--require=$(subst $(space),$(comma),$(strip $(REQUIRE)))) $(ARGS)
 
-lint: $(call STAMP,dev)
+lint: $(WITH_DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -35,10 +48,11 @@ lint: $(call STAMP,dev)
 clean:
 	rm -rf $(VENV) build *.egg-info
 
-# One stamp for each set of extras; installing one keeps what another brought.
-$(VENV)/.installed%: pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "tkern needs Python 3.10 to 3.13; none was found. Name one: make PYTHON=..."; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable '.$(if $(filter-out .installed,$(notdir $@)),[$(subst -,$(comma),$(patsubst .installed-%,%,$(notdir $@)))])'
-	@touch $@
+$(CORE): pyproject.toml constraints.txt
+	$(call install)
+
+$(WITH_EXTRAS): pyproject.toml constraints.txt
+	$(call install,[$(EXTRAS)])
+
+$(WITH_DEV): pyproject.toml constraints.txt
+	$(call install,[dev])
