@@ -69,9 +69,41 @@ def test_a_wrong_shape_or_type_never_holds() -> None:
 
 
 def test_a_truth_that_is_not_finite_is_no_case() -> None:
+    for bad in (np.inf, np.nan):
+        want = _truth()
+        want[0, 0] = bad
+        for got in (want, _truth()):
+            found = _compare(got.astype(np.float32), want, _truth().astype(np.float32))
+            assert not found.held
+            assert "the case is no case" in str(found)
+
+
+def test_where_the_truth_is_minus_infinity_so_must_the_output_be() -> None:
     want = _truth()
-    want[0, 0] = np.inf
-    assert not _compare(want.astype(np.float32), want, _truth().astype(np.float32)).held
+    want[2, 3] = want[5, 0] = -np.inf
+    right = want.astype(np.float32)
+    found = _compare(right, want)
+    assert found.held
+    assert found.rms == np.sqrt(np.mean(want[np.isfinite(want)] ** 2))
+    for bad in (0.0, np.inf, np.nan, np.finfo(np.float32).min):
+        got = right.copy()
+        got[5, 0] = bad
+        found = _compare(got, want)
+        assert not found.held
+        assert "1 elements are not −∞ as they must be" in str(found)
+        assert "(5, 0)" in str(found)
+    got = right.copy()
+    got[4, 4] = -np.inf
+    assert "1 of 99 elements are not finite, the first -inf at (4, 4)" in str(_compare(got, want))
+    got = right.copy()
+    got[4, 4] += 1
+    assert "at (4, 4)" in str(_compare(got, want))
+
+
+def test_an_output_of_nothing_but_minus_infinity() -> None:
+    want = np.full((2, 3), -np.inf)
+    assert _compare(want.astype(np.float32), want).held
+    assert not _compare(np.zeros((2, 3), np.float32), want).held
 
 
 def test_the_worst_place_is_named_with_both_values() -> None:

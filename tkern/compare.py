@@ -8,7 +8,8 @@ feeds it and ε = 2⁻²³::
 
 The middle term stops a broken baseline from loosening the test; the floor lets exact ops pass. Everything must be
 finite, and an output that is truly all zeros must be exactly that. Where an output is the difference of larger terms
-that may cancel, the op says how large those are, and rms is theirs if that is more.
+that may cancel, the op says how large those are, and rms is theirs if that is more. Where the truth is −∞ (the
+logarithm of a sum without terms) the output must be exactly that, and the rest is compared as if those were not there.
 """
 
 from __future__ import annotations
@@ -89,6 +90,15 @@ def compare(
         return _impossible(output, f"dtype {got.dtype}, want float32")
     if got.size == 0:
         return Comparison(output, True, 0.0, 0.0, 0.0, 0, 0, (), 0.0, 0.0)
+    nothing = np.isneginf(want)
+    missed = nothing & ~np.isneginf(got)
+    if missed.any():
+        at = np.unravel_index(int(np.argmax(missed)), got.shape)
+        place = tuple(int(i) for i in at)
+        return _impossible(
+            output, f"{int(missed.sum())} elements are not −∞ as they must be, the first {got[at]} at {place}"
+        )
+    got, want, baseline = (np.where(nothing, 0, a) for a in (got, want, baseline))
     if not np.isfinite(want).all():
         return _impossible(output, "the oracle itself is not finite here: the case is no case")
     finite = np.isfinite(got)
@@ -98,7 +108,7 @@ def compare(
         return _impossible(
             output, f"{int((~finite).sum())} of {got.size} elements are not finite, the first {got[at]} at {place}"
         )
-    rms = max(scale, float(np.sqrt(np.mean(want * want))))
+    rms = max(scale, math.sqrt(float(np.sum(want * want)) / max(1, int(np.count_nonzero(~nothing)))))
     honest = float(np.max(np.abs(baseline.astype(np.float64) - want)))
     allowed = min(2 * honest, max(64.0, 2 * math.sqrt(longest)) * EPSILON * rms) + floor * EPSILON * rms
     errors = np.abs(got.astype(np.float64) - want)

@@ -22,6 +22,7 @@ def macro(function: F) -> F:
 def handle(cls: C) -> C:
     """Mark a class whose instances may be named in a kernel's text and carry expressions as attributes."""
     cls._data_oriented = True  # type: ignore[attr-defined]
+    cls._is_wrapped_kernel = True  # type: ignore[attr-defined]  # it may be made in a kernel's text
     return cls
 
 
