@@ -35,7 +35,7 @@ def test_row_and_column_sums(rows: int, cols: int, backend: str, rng: np.random.
 
     x = rng.standard_normal((rows, cols)).astype(np.float32)
     plan: RowPlan = plan_rows(backend, _SIZES[backend], rows, cols)
-    partial = arrays.workspace(plan.partial_rows * plan.partial_stride, backend)
+    partial = arrays.workspace(plan.partial_size, backend)
     row_sums, column_sums = _output((rows,), backend), _output((cols,), backend)
     launch = Launch((row_sums, column_sums))
     launch.add(
@@ -59,7 +59,7 @@ def test_a_long_sum_stays_accurate(rng: np.random.Generator) -> None:
     x = (1 + rng.random((1, 100003))).astype(np.float32)
     with runtime.using("cpu"):
         plan = plan_rows("cpu", _SIZES["cpu"], 1, 100003)
-        partial = arrays.workspace(plan.partial_rows * plan.partial_stride, "cpu")
+        partial = arrays.workspace(plan.partial_size, "cpu")
         total = _output((1,), "cpu")
         launch = Launch((total,))
         launch.add(compiled(kernels.sums, plan.words), _device(x, "cpu"), total.argument, partial, 1, 100003, 1)

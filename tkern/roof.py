@@ -101,9 +101,10 @@ def synchronize_torch() -> None:
 def _tkern_copy(backend: str, rows: int) -> Callable[[], None]:
     from tkern.lang.copying import copy_rows
 
-    source, target = (arrays.workspace(rows * _COLS, backend) for _ in range(2))
+    source, target = (arrays.zeros(rows * _COLS, backend) for _ in range(2))
     # Memory that was never written reads from one page of zeros, at the speed of the cache.
     source.fill(1.0)
+    target.fill(1.0)
     plan = plan_rows(backend, _SIZES[backend], rows, _COLS)
     launch = Launch(())
     launch.add(compiled(copy_rows, plan.words), source, target, rows, _COLS, plan.programs)
