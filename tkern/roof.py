@@ -44,6 +44,12 @@ class Roof:
     product: float | None
     product_by: str | None
 
+    def better(self, other: Roof) -> Roof:
+        """Return the better of two measurements, copy and product apart."""
+        copies = max((self.copy, self.copy_by), (other.copy, other.copy_by))
+        products = max((self.product or 0.0, self.product_by or ""), (other.product or 0.0, other.product_by or ""))
+        return Roof(*copies, products[0] or None, products[1] or None)
+
     def fraction(self, milliseconds: float, moved: float, flops: float) -> float:
         """Return the share of the roof that a call reaches: its least possible time over its time."""
         least = moved / (self.copy * 1e9)
