@@ -277,8 +277,7 @@ def test_a_launch_does_not_outlive_its_backend() -> None:
     tkern.use("cpu")
 
 
-def test_calls_from_threads_take_turns() -> None:
-    tkern.use("cpu")
+def test_calls_from_threads_take_turns(backend: str) -> None:
     rng = np.random.default_rng(1)
     inputs = [rng.standard_normal((20, 30)).astype(np.float32) for _ in range(8)]
     got: dict[int, np.ndarray] = {}

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from tkern import cache, devices
+from tkern import cache, devices, threads
 from tkern.devices import NAMES, Backend
 from tkern.errors import BackendUnavailable, OptionError
 
@@ -146,6 +146,8 @@ def session() -> Iterator[str]:
                 hint=f"call tkern.use({_started!r}) to start it anew, which ends the arrays made since",
             )
         assert _started is not None
+        if _started == "cuda":
+            threads.enter_cuda()
         yield _started
 
 
@@ -187,31 +189,26 @@ def _start(name: str, *, cached: bool = True) -> None:
     options["offline_cache_file_path"] = str(folder or cache.scratch_folder())
     _started = _program = None
     _end_arrays()
-    failure: list[BaseException] = []
-
-    def start() -> None:
-        try:
+    try:
+        # "[Taichi] Starting on arch=..." goes to stdout, where it would spoil a table, a CSV or a doctest.
+        with (
+            cache.quiet_environment(**cache.QUIET, **cache.home()),
+            contextlib.redirect_stdout(io.StringIO()),
+            threads.arithmetic_kept(),
+        ):
             ti.init(arch=getattr(ti, name), enable_fallback=False, log_level=ti.ERROR, **options)
             # Taichi would do this at the first launch, but fails then if another thread makes it.
             ti.lang.impl.get_runtime().materialize()
-        except BaseException as error:
-            failure.append(error)
-
-    # In a thread of its own, since Taichi makes the thread that starts it round subnormal numbers to zero, for good:
-    # the caller's NumPy would change. "[Taichi] Starting on arch=..." goes to stdout, where it would spoil a table.
-    try:
-        with cache.quiet_environment(**cache.QUIET, **cache.home()), contextlib.redirect_stdout(io.StringIO()):
-            thread = threading.Thread(target=start, name="tkern-start")
-            thread.start()
-            thread.join()
-        if failure:
-            raise BackendUnavailable(f"backend {name!r} did not start: {failure[0]}", got=name) from failure[0]
         got = str(ti.lang.impl.current_cfg().arch).rpartition(".")[2]
         if got not in _ARCHES[name]:
             raise BackendUnavailable(f"backend {name!r}: Taichi started {got} instead", expected=name, got=got)
-    except BaseException:
+    except BaseException as error:
         ti.reset()
+        if isinstance(error, RuntimeError) and not isinstance(error, BackendUnavailable):
+            raise BackendUnavailable(f"backend {name!r} did not start: {error}", got=name) from error
         raise
+    if name == "cuda":
+        threads.remember_cuda()
     _started, _program = name, ti.lang.impl.get_runtime().prog
 
 
