@@ -112,6 +112,8 @@ class Output:
         """Return the array in the caller's kind, after the kernel has been launched."""
         if self.value is not None:
             return self.value
+        if isinstance(self.argument, np.ndarray):
+            return _in_kind_of(self.like, self.argument.reshape(-1)[: math.prod(self.shape)].reshape(self.shape))
         # An empty output still has a buffer of one float: Taichi has no empty arrays.
         return _in_kind_of(self.like, self.argument.to_numpy()[: math.prod(self.shape)].reshape(self.shape))
 
@@ -149,8 +151,7 @@ def make_output(shape: tuple[int, ...], like: Input, backend: str) -> Output:
         tensor = sys.modules["torch"].empty(shape, dtype=like.data.dtype, device=like.data.device)
         return Output(shape, like, backend, tensor.view(-1), tensor)
     if backend == "cpu":
-        flat = pool.empty(_padded(count))
-        return Output(shape, like, backend, flat.reshape(-1, _WIDTH), _in_kind_of(like, flat[:count].reshape(shape)))
+        return Output(shape, like, backend, pool.empty(_padded(count)).reshape(-1, _WIDTH))
     return Output(shape, like, backend, _device_array(count))
 
 
