@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tkern.errors import BackendUnavailable, OptionError, TkernError
+from tkern.progress import steps
 
 __all__ = ["main"]
 
@@ -82,7 +83,12 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
 def _devices(arguments: argparse.Namespace, console: Console) -> int:
     from tkern import report, runtime
 
-    report.show_devices(runtime.backends(), console)
+    with steps(len(runtime.NAMES), "devices") as bar:
+        found = []
+        for name in runtime.NAMES:
+            bar.step(name)
+            found.append(runtime.backend(name))
+    report.show_devices(found, console)
     return 0
 
 

@@ -20,6 +20,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from tkern.errors import OptionError
 from tkern.parity import OpResult
+from tkern.progress import steps
 
 __all__ = ["draw_parity", "draw_results"]
 
@@ -46,8 +47,10 @@ def draw_results(results: Path, out: Path) -> list[Path]:
     lines = _read(results)
     out.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
-    with plt.rc_context(_STYLE):
-        for name, draw in (("times", _draw_times), ("roof", _draw_roof), ("size", _draw_size)):
+    pictures = (("times", _draw_times), ("roof", _draw_roof), ("size", _draw_size))
+    with plt.rc_context(_STYLE), steps(len(pictures), "plot") as bar:
+        for name, draw in pictures:
+            bar.step(name)
             written += _save(draw(lines), out / f"{name}.png", out / f"{name}.svg")
     return written
 

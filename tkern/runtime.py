@@ -26,6 +26,7 @@ from tkern.errors import BackendUnavailable, OptionError
 __all__ = [
     "NAMES",
     "Backend",
+    "backend",
     "backends",
     "compiling",
     "current",
@@ -64,7 +65,12 @@ def backends() -> list[Backend]:
 
     The first call starts a process per GPU backend (a few seconds together); later calls answer from memory.
     """
-    return [devices.probe(name) for name in NAMES]
+    return [backend(name) for name in NAMES]
+
+
+def backend(name: str) -> Backend:
+    """Return backend ``name``, available or not. Raises OptionError for an unknown name."""
+    return devices.probe(_known(name, "name"))
 
 
 def default_name() -> str:
@@ -79,7 +85,7 @@ def default_name() -> str:
 
 def find(name: str) -> Backend:
     """Return backend ``name`` as this machine has it, without starting it. Errors as :func:`use`."""
-    found = devices.probe(_known(name, "name"))
+    found = backend(name)
     if not found.available:
         raise BackendUnavailable(f"backend {name!r} is not available here: {found.why_not}", argument="name", got=name)
     return found
