@@ -24,7 +24,8 @@ WITH_DEV = $(VENV)/.installed-dev
 define install
 @test -n "$(PYTHON)" || { echo "tkern needs Python 3.10 to 3.13; none was found. Name one: make PYTHON=..."; exit 1; }
 @test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.$(1)'
+@echo "Installing tkern into $(VENV)"
+$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.$(1)'
 @touch $@
 endef
 

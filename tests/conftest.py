@@ -86,5 +86,5 @@ def pytest_testnodedown(node: object) -> None:
 
 
 def _is_whole_run(config: pytest.Config) -> bool:
-    chosen = config.getoption("keyword") or config.getoption("markexpr") or config.getoption("lf")
+    chosen = config.getoption("keyword") or config.getoption("markexpr") or config.getoption("lf", default=False)
     return not chosen and not config.getoption("collectonly") and set(config.args) == set(config.getini("testpaths"))

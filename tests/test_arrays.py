@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 from typing import Any
 
@@ -51,6 +52,8 @@ def test_a_single_row_as_ti_ndarray(backend: str) -> None:
     _, rstd = tkern.rms_norm(x, eps=0.0)
     assert tuple(rstd.shape) == (1,)
     np.testing.assert_allclose(rstd.to_numpy(), 1 / np.sqrt(2.5), rtol=1e-6)
+    # And back in, as a forward pass saved it.
+    assert np.array_equal(tkern.rms_norm_backward(x, None, x, rstd=rstd)[2].to_numpy(), rstd.to_numpy())
 
 
 def test_other_ti_arrays_are_refused(backend: str) -> None:
@@ -92,6 +95,18 @@ def test_torch_tensors_of_other_types_are_refused() -> None:
         tkern.rms_norm(torch.ones(2, 3, dtype=torch.bfloat16))
     with pytest.raises(DTypeError, match=r"x: expected a dense \(strided\) tensor"):
         tkern.rms_norm(torch.eye(3).to_sparse())
+
+
+def test_torch_tensors_without_readable_data_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(DTypeError, match="x: expected a tensor whose data can be read"):
+        tkern.rms_norm(torch.ones(2, 3, device="meta"))
+
+
+def test_a_negated_view_of_a_tensor_keeps_its_sign(rng: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.from_numpy(rng.standard_normal((3, 5)).astype(np.float32))
+    assert np.array_equal(tkern.rms_norm(torch._neg_view(x))[0], -tkern.rms_norm(x)[0])
 
 
 def test_torch_on_a_gpu_stays_there(rng: np.random.Generator) -> None:
@@ -211,6 +226,36 @@ def test_memory_does_not_grow(rng: np.random.Generator) -> None:
         for _ in range(300):
             tkern.rms_norm_backward(x, w, dy)
         assert resident() - before < 8 * 2**20
+
+
+def test_a_launch_keeps_the_memory_it_reads(rng: np.random.Generator) -> None:
+    import taichi as ti
+
+    from tkern.ops.rms_norm import prepare_forward
+
+    with runtime.using("cpu"):
+        x = rng.standard_normal((2000, 300)).astype(np.float32)
+        array = ti.ndarray(ti.f32, x.shape)
+        array.from_numpy(x)
+        launch = prepare_forward(array, backend="cpu")
+        del array
+        gc.collect()
+        others = [ti.ndarray(ti.f32, x.shape) for _ in range(3)]
+        launch.run()
+        y = launch.results()[0].to_numpy()
+        assert np.array_equal(y, tkern.rms_norm(x)[0])
+        del others
+
+
+def test_no_noise_when_a_result_outlives_the_interpreter() -> None:
+    code = (
+        "import numpy as np, tkern\n"
+        "class Model(np.ndarray):\n    def run(self, x): return 1\n"
+        "y = tkern.rms_norm(np.ones((512, 1024), np.float32))[0]\n"
+        "import builtins; builtins.kept = y"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
 
 
 def test_shapes_are_written_as_in_python() -> None:

@@ -78,7 +78,7 @@ def test_parity_of_a_wrong_kernel_exits_with_1(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        (["parity", "no_such_op"], "OP: expected one of rms_norm, rms_norm_backward, got 'no_such_op'"),
+        (["parity", "rms_norm", "no_such_op"], "OP: expected one of rms_norm, rms_norm_backward, got 'no_such_op'"),
         (["parity", "--backend", "tpu"], "expected one of cpu, metal, vulkan, cuda, got 'tpu'"),
         (["bench", "--peer", "jax"], "--peer: expected one of numpy, torch, got 'jax'"),
         (["plot", "/nowhere"], "DIR: expected a folder with results.csv"),
@@ -110,10 +110,44 @@ def test_an_op_named_twice_is_refused(tmp_path: Path) -> None:
         registry.all_ops([str(file)])
 
 
-def test_the_command_is_installed() -> None:
-    done = subprocess.run([sys.executable, "-m", "tkern", "--help"], capture_output=True, text=True, check=True)
-    for command in ("devices", "list", "parity", "bench", "plot"):
-        assert command in done.stdout
+@pytest.mark.parametrize("how", ["python -m", "script"])
+def test_the_command_is_installed(how: str) -> None:
+    script = Path(sys.executable).with_name("tkern")
+    if how == "script" and not script.exists():
+        pytest.skip("tkern is on the path here, not installed")
+    command = [str(script)] if how == "script" else [sys.executable, "-m", "tkern"]
+    done = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
+    for name in ("devices", "list", "parity", "bench", "plot"):
+        assert name in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["parity", "--json", "{tmp}"], "--json: expected a file, got the folder"),
+        (["parity", "--plot", "{tmp}/x.xyz"], "--plot: expected a file that ends in .png, .svg, .pdf"),
+        (["parity", "--plot", "{tmp}/noext"], "--plot: expected a file that ends in .png, .svg, .pdf"),
+        (["parity", "--plot", "{tmp}/file/x.png"], "--plot: expected a folder that can be made"),
+        (["bench", "--out", "{tmp}/file/x"], "--out: expected a folder that can be made"),
+        (["plot", "{tmp}"], "DIR: expected a results.csv that tkern bench wrote"),
+        (["plot", "{tmp}/empty"], "DIR: expected a results.csv with results"),
+        (["list", "--kernels", "{tmp}/raises.py"], "which raises ZeroDivisionError: division by zero"),
+        (["list", "--kernels", "{tmp}/syntax.py"], "which raises SyntaxError"),
+        (["list", "--kernels", "{tmp}/three.py"], "with OPS of int"),
+    ],
+)
+def test_what_cannot_be_used_exits_with_2(
+    command: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "results.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "results.csv").write_text("op,ms\n")
+    (tmp_path / "raises.py").write_text("1 / 0\n")
+    (tmp_path / "syntax.py").write_text("def (\n")
+    (tmp_path / "three.py").write_text("OPS = 3\n")
+    assert main([part.replace("{tmp}", str(tmp_path)) for part in command]) == 2
+    assert says in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +175,9 @@ def test_bench_times_tkern_and_its_peers(rows: list[bench.Row], tmp_path: Path) 
         assert row.bytes == passes * row.elements * 4
         assert np.isclose(row.gbps, row.bytes / row.ms / 1e6)
         assert row.error is None or 0 < row.error <= 1
+        assert (row.compile_s is None) == (row.by == "numpy")
+    # Nothing was compiled before: the first shape of an op pays, and tells.
+    assert max(row.compile_s or 0 for row in rows) > 0.1
 
     results, summary = bench.write(rows, tmp_path / "out")
     with results.open(newline="") as file:

@@ -35,7 +35,7 @@ def test_row_and_column_sums(rows: int, cols: int, backend: str, rng: np.random.
 
     x = rng.standard_normal((rows, cols)).astype(np.float32)
     plan: RowPlan = plan_rows(backend, _SIZES[backend], rows, cols)
-    partial = arrays.workspace(plan.partial_rows * plan.partial_stride, backend)
+    partial = arrays.workspace(plan.partial_size, backend)
     row_sums, column_sums = _output((rows,), backend), _output((cols,), backend)
     launch = Launch((row_sums, column_sums))
     launch.add(
@@ -59,7 +59,7 @@ def test_a_long_sum_stays_accurate(rng: np.random.Generator) -> None:
     x = (1 + rng.random((1, 100003))).astype(np.float32)
     with runtime.using("cpu"):
         plan = plan_rows("cpu", _SIZES["cpu"], 1, 100003)
-        partial = arrays.workspace(plan.partial_rows * plan.partial_stride, "cpu")
+        partial = arrays.workspace(plan.partial_size, "cpu")
         total = _output((1,), "cpu")
         launch = Launch((total,))
         launch.add(compiled(kernels.sums, plan.words), _device(x, "cpu"), total.argument, partial, 1, 100003, 1)
@@ -68,12 +68,20 @@ def test_a_long_sum_stays_accurate(rng: np.random.Generator) -> None:
     assert abs(got[0] / x.sum(dtype=np.float64) - 1) < 1.5e-7
 
 
-def test_plans_cover_every_row_once() -> None:
-    for backend, sizes in _SIZES.items():
-        for rows in (1, 5, 6, 7, 8, 63, 64, 65, 1000):
-            plan = plan_rows(backend, sizes, rows, 20)
-            assert 1 <= plan.programs <= max(sizes.programs, 1)
-            assert plan.partial_rows >= plan.programs
+@pytest.mark.parametrize("cols", [5, 16, 300])
+def test_every_row_belongs_to_one_program(cols: int, backend: str, rng: np.random.Generator) -> None:
+    from tkern.lang import compiled
+    from tkern.lang.copying import copy_rows
+
+    for rows in (1, 5, 7, 8, 9, 63, 64, 65, 1000):
+        x = rng.standard_normal((rows, cols)).astype(np.float32)
+        plan = plan_rows(backend, _SIZES[backend], rows, cols)
+        assert 1 <= plan.programs <= _SIZES[backend].programs
+        y = _output((rows, cols), backend)
+        launch = Launch((y,))
+        launch.add(compiled(copy_rows, plan.words), _device(x, backend), y.argument, rows, cols, plan.programs)
+        launch.run()
+        assert np.array_equal(launch.results()[0], x)
 
 
 def _exp_inputs() -> np.ndarray:
@@ -92,6 +100,17 @@ def test_vector_exp_is_accurate() -> None:
     inside = x >= -87.33
     assert np.max(np.abs(y[inside] / want[inside] - 1)) < 2.5e-7
     assert np.array_equal(y[x < -87.34], np.zeros(np.count_nonzero(x < -87.34), np.float32))
+
+
+def test_vector_exp_stays_finite() -> None:
+    from tests import kernels
+
+    x = np.array([88.73, 100, 1e3, 3e38] * 4, np.float32)
+    with runtime.using("cpu"):
+        y = np.empty_like(x)
+        kernels.vector_exp_all(arrays.as_vectors(x), arrays.as_vectors(y), 1)
+    assert np.all(np.isfinite(y))
+    assert np.all(y > 3.3e38)
 
 
 def test_vector_exp_keeps_nan() -> None:

@@ -129,3 +129,12 @@ def test_the_readme_shows_a_picture_that_is_there() -> None:
         assert (_ROOT / picture).is_file(), picture
     assert "make demo" in text
     assert "make test" in text
+
+
+def test_the_readme_shows_the_kernel_as_it_is() -> None:
+    text = (_ROOT / "README.md").read_text(encoding="utf-8")
+    shown = text.split("```python\nti.loop_config", 1)[1].split("```", 1)[0]
+    shown = "ti.loop_config" + shown
+    source = (_PACKAGE / "ops" / "rms_norm" / "kernel.py").read_text(encoding="utf-8")
+    body = source.split("def rms_norm_backward(", 1)[1].split("):\n", 1)[1].split("\n\n    return", 1)[0]
+    assert [line.strip() for line in shown.strip().splitlines()] == [line.strip() for line in body.strip().splitlines()]

@@ -10,8 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tkern
-from tkern import parity, registry
+from tkern import arrays, parity, registry
 from tkern.errors import DTypeError, OptionError, ShapeError, SizeLimitError
+from tkern.lang import plan_rows
+from tkern.ops.rms_norm import SIZES
 from tkern.spec import Case
 
 
@@ -242,6 +244,9 @@ _W = np.ones(6, np.float32)
         (OptionError, "eps", {"eps": -1e-6}),
         (OptionError, "eps", {"eps": float("nan")}),
         (OptionError, "eps", {"eps": "small"}),
+        (OptionError, "eps", {"eps": 1e39}),
+        (OptionError, "eps", {"eps": 1e-39}),
+        (OptionError, "eps", {"eps": 10**400}),
         (OptionError, "offset", {"offset": float("inf")}),
         (OptionError, "offset", {"offset": True}),
         (OptionError, "offset", {"offset": 1.0, "weight": None}),
@@ -260,10 +265,27 @@ def test_refusals_name_the_argument(error: type[Exception], argument: str, chang
 
 
 def test_more_elements_than_an_index_reaches_are_refused(backend: str) -> None:
-    limit = 2**30 if backend in ("vulkan", "metal") else 2**31
-    x = np.broadcast_to(np.float32(1), (limit // 4, 4))
-    with pytest.raises(SizeLimitError, match=f"^x: expected at most {limit - 1} elements .*got {limit} elements"):
-        tkern.rms_norm_backward(x, np.ones(4, np.float32), x)
+    limit = arrays.LIMITS[backend]
+    assert limit <= (2**30 if backend in ("vulkan", "metal") else 2**31 - 1)
+    for shape in ((limit // 4 + 1, 4), (1, limit + 1), (2**16, 2**16)):
+        x = np.broadcast_to(np.float32(1), shape)
+        with pytest.raises(SizeLimitError, match=f"^x: expected at most {limit} elements .*got {x.size} elements"):
+            tkern.rms_norm_backward(x, np.broadcast_to(np.float32(1), shape[-1:]), x)
+
+
+def test_very_long_rows_take_few_private_rows(backend: str) -> None:
+    """Private rows of dweight are bounded by bytes, not only by programs, or a long row would take gigabytes."""
+    for rows, cols in ((9, 17_000_000), (65, 2_100_000), (1, 2**29), (8, 2**27)):
+        plan = plan_rows(backend, SIZES[backend], rows, cols)
+        assert plan.partial_size <= max(2**26, 2 * (cols + 16))
+
+
+def test_many_rows_of_one_sign_sum_accurately(backend: str) -> None:
+    rows = 40_000 if backend in ("vulkan", "metal") else 200_000
+    x, dy = np.full((rows, 8), 0.1, np.float32), np.full((rows, 8), 0.3, np.float32)
+    dw = tkern.rms_norm_backward(x, np.ones(8, np.float32), dy)[1]
+    want = tkern.oracle.rms_norm_backward(x, np.ones(8), dy)[1]
+    np.testing.assert_allclose(dw, want, rtol=1e-6)
 
 
 def test_expected_and_got_are_in_the_message() -> None:

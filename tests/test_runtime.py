@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tkern
-from tkern import runtime
+from tkern import cache, runtime
 from tkern.errors import BackendUnavailable, OptionError
 
 _X = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -87,10 +87,9 @@ def test_the_default_on_linux_is_the_cpu_without_a_probe() -> None:
     code = (
         "import os; os.environ.pop('TKERN_BACKEND', None)\n"
         "import numpy as np, tkern\n"
-        "from tkern import runtime\n"
-        "runtime._PROBE = 'raise SystemExit(1)'\n"
+        "from tkern import devices, runtime\n"
         "def fail(*a, **k): raise AssertionError('a probe was started')\n"
-        "runtime.subprocess = type('none', (), {'run': fail})\n"
+        "devices.subprocess = type('none', (), {'run': fail})\n"
         "tkern.rms_norm(np.ones((2, 3), np.float32)); print(runtime.current())"
     )
     if sys.platform == "darwin":
@@ -160,16 +159,14 @@ def test_taichi_started_outside_is_noticed_after() -> None:
 def test_the_cache_is_private_and_separate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "tkern").mkdir(mode=0o777)
-    folders = {name: runtime.cache_folder(name) for name in runtime.NAMES}
+    folders = {name: cache.folder_for(name, runtime.OPTIONS[name]) for name in runtime.NAMES}
     assert len(set(folders.values())) == 4
     for folder in folders.values():
         assert folder is not None
         assert folder.is_relative_to(tmp_path / "tkern")
         for part in (folder, folder.parent):
             assert stat.S_IMODE(part.stat().st_mode) == 0o700
-    before = folders["cpu"]
-    monkeypatch.setitem(runtime.OPTIONS, "cpu", {**runtime.OPTIONS["cpu"], "opt_level": 2})
-    assert runtime.cache_folder("cpu") != before
+    assert cache.folder_for("cpu", {**runtime.OPTIONS["cpu"], "opt_level": 2}) != folders["cpu"]
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no POSIX permissions here")
@@ -178,11 +175,109 @@ def test_a_cache_that_is_a_link_is_not_used(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "tkern").symlink_to(tmp_path / "elsewhere")
     with pytest.warns(UserWarning, match="tkern keeps no compiled kernels"):
-        assert runtime.cache_folder("cpu") is None
+        assert cache.folder_for("cpu", {}) is None
 
 
-def test_calls_from_threads_take_turns() -> None:
+_CALL = "import numpy as np, tkern; print(float(tkern.rms_norm(np.ones((2, 3), np.float32))[1][0]))"
+
+
+def test_kernels_are_kept_where_they_can_be(tmp_path: Path) -> None:
+    assert _python(_CALL, XDG_CACHE_HOME=str(tmp_path)).returncode == 0
+    assert list((tmp_path / "tkern").glob("cpu-*/**/*.tic"))
+
+
+@pytest.mark.parametrize("place", ["a file", "nothing at all"])
+def test_a_place_for_files_that_cannot_be_used_ends_nothing(place: str, tmp_path: Path) -> None:
+    """Taichi ends the process, at its start or its end, where it finds no folder it can write."""
+    (tmp_path / "file").write_text("")
+    environment = {key: value for key, value in os.environ.items() if key not in ("HOME", "XDG_CACHE_HOME")}
+    if place == "a file":
+        environment["XDG_CACHE_HOME"] = str(tmp_path / "file")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _CALL], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "0.9999995231628418\n"), done.stderr
+
+
+def test_nothing_calls_home(tmp_path: Path) -> None:
+    code = (
+        "import urllib.request\n"
+        "def refuse(*a, **k): print('called', a)\n"
+        "urllib.request.urlopen = refuse\n"
+        f"{_CALL}\n"
+        "import time; time.sleep(0.5)"
+    )
+    done = _python(code, XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "called" not in done.stdout
+    assert not list(tmp_path.rglob("version_info"))
+
+
+def test_the_callers_arithmetic_stays_as_it_was() -> None:
+    code = f"{_CALL}\nprint(np.float64(1e-310) * 1.0, np.float32(1e-40) * np.float32(1.0) > 0)"
+    assert _python(code).stdout.splitlines()[1] == "1e-310 True"
+
+
+def test_the_working_folder_is_not_run_by_a_probe(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("raise RuntimeError('shadowed')\n")
+    script = tmp_path / "sub" / "ask.py"
+    script.parent.mkdir()
+    script.write_text("import tkern; print([b.why_not for b in tkern.backends()])")
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "shadowed" not in done.stdout
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_is_told_not_left_waiting() -> None:
+    code = (
+        "import os, signal, warnings; warnings.simplefilter('ignore')\n"
+        f"{_CALL}\n"
+        "if os.fork() == 0:\n"
+        "    signal.alarm(60)\n"
+        "    try: tkern.rms_norm(np.ones((2, 3), np.float32))\n"
+        "    except tkern.errors.BackendUnavailable as error: print(error, flush=True)\n"
+        "    os._exit(0)\n"
+        "print(os.waitstatus_to_exitcode(os.wait()[1]))"
+    )
+    done = _python(code)
+    assert "this process was forked while a backend was on" in done.stdout
+    assert done.stdout.splitlines()[-1] == "0"
+
+
+def test_a_start_that_fails_leaves_the_backend_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    import taichi as ti
+
+    others = [b.name for b in tkern.backends() if b.available and b.name != "cpu"]
+    if not others:
+        pytest.skip("no second backend here")
     tkern.use("cpu")
+    real = ti.init
+
+    def fails(*arguments: object, **options: object) -> None:
+        if "cpu" not in str(options["arch"]) and "x64" not in str(options["arch"]):
+            raise RuntimeError("the driver is gone")
+        real(*arguments, **options)
+
+    monkeypatch.setattr(ti, "init", fails)
+    with pytest.raises(BackendUnavailable, match="did not start: the driver is gone"), tkern.using(others[0]):
+        pass
+    assert runtime.current() == "cpu"
+    assert tkern.rms_norm(_X)[0].shape == (3, 4)
+
+
+def test_a_launch_does_not_outlive_its_backend() -> None:
+    from tkern.ops.rms_norm import prepare_forward
+
+    tkern.use("cpu")
+    launch = prepare_forward(_X, backend="cpu")
+    launch.run()
+    with runtime.compiling("cpu"), pytest.raises(BackendUnavailable, match="was switched off"):
+        launch.run()
+    tkern.use("cpu")
+
+
+def test_calls_from_threads_take_turns(backend: str) -> None:
     rng = np.random.default_rng(1)
     inputs = [rng.standard_normal((20, 30)).astype(np.float32) for _ in range(8)]
     got: dict[int, np.ndarray] = {}

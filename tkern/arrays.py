@@ -18,7 +18,6 @@ Results are of the kind of the op's first array.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import sys
 from dataclasses import dataclass
@@ -44,8 +43,10 @@ __all__ = [
 ]
 
 _WIDTH = 16
-# Elements that an index can reach. SPIR-V addresses bytes by 32 bits, so floats by 30.
-_LIMITS = {"cpu": 2**31 - 1, "cuda": 2**31 - 1, "vulkan": 2**30 - 1, "metal": 2**30 - 1}
+# Elements that an index can reach: 31 bits, less what a kernel may add to the last one before it masks it. SPIR-V
+# addresses bytes by 32 bits, so floats by 30.
+_SLACK = 2**15
+LIMITS = {"cpu": 2**31 - _SLACK, "cuda": 2**31 - _SLACK, "vulkan": 2**30 - _SLACK, "metal": 2**30 - _SLACK}
 
 # Device arrays kept by size, the one used last at the end.
 _workspaces: dict[int, Any] = {}
@@ -67,10 +68,10 @@ class Input:
             return self.data if backend != "cpu" else as_vectors(_memory_of(self.data))
         if self.kind == "torch" and _shares_cuda(self.data, backend):
             # Taichi launches on the default stream; what another stream still writes must be there first.
-            stream = sys.modules["torch"].cuda.current_stream()
+            stream = sys.modules["torch"].cuda.current_stream(self.data.device)
             if stream.cuda_stream != 0:
                 stream.synchronize()
-            return self.data.detach().contiguous().view(-1)
+            return self.data.detach().resolve_neg().contiguous().view(-1)
         host = self.host()
         return as_vectors(host) if backend == "cpu" else _upload(host)
 
@@ -79,7 +80,12 @@ class Input:
         if self.kind == "numpy":
             return _contiguous(self.data)
         if self.kind == "torch":
-            return _contiguous(self.data.detach().resolve_neg().cpu().numpy())
+            try:
+                return _contiguous(self.data.detach().resolve_neg().cpu().numpy())
+            except (RuntimeError, NotImplementedError, TypeError) as error:
+                raise DTypeError(
+                    argument=self.name, expected="a tensor whose data can be read", got=f"one that cannot: {error}"
+                ) from error
         return np.asarray(self.data.to_numpy())
 
 
@@ -106,6 +112,8 @@ class Output:
         """Return the array in the caller's kind, after the kernel has been launched."""
         if self.value is not None:
             return self.value
+        if isinstance(self.argument, np.ndarray):
+            return _in_kind_of(self.like, self.argument.reshape(-1)[: math.prod(self.shape)].reshape(self.shape))
         # An empty output still has a buffer of one float: Taichi has no empty arrays.
         return _in_kind_of(self.like, self.argument.to_numpy()[: math.prod(self.shape)].reshape(self.shape))
 
@@ -117,13 +125,15 @@ def take(name: str, value: Any, *, shape: tuple[int, ...] | None = None, backend
     BackendUnavailable (a ti.ndarray of a backend that was switched off).
     """
     kind, got_shape = _kind_of(name, value)
+    if kind == "taichi" and shape == () and got_shape == (1,):
+        got_shape = ()  # as make_output returns it
     if shape is not None and got_shape != shape:
         raise ShapeError(argument=name, expected=f"shape {shape_text(shape)}", got=shape_text(got_shape))
     count = math.prod(got_shape)
-    if count > _LIMITS[backend]:
+    if count > LIMITS[backend]:
         raise SizeLimitError(
             argument=name,
-            expected=f"at most {_LIMITS[backend]} elements on {backend} (32-bit indices)",
+            expected=f"at most {LIMITS[backend]} elements on {backend} (32-bit indices)",
             got=f"{count} elements, shape {shape_text(got_shape)}",
             hint="call it on parts",
         )
@@ -134,15 +144,14 @@ def make_output(shape: tuple[int, ...], like: Input, backend: str) -> Output:
     """Make an array of ``shape`` for a kernel to write every element of, of the kind of ``like``."""
     count = math.prod(shape)
     if like.kind == "taichi":
-        # Taichi has no array without axes.
+        # One number has an axis here: Taichi's own array without axes cannot be indexed in a kernel.
         array = sys.modules["taichi"].ndarray(sys.modules["taichi"].f32, shape or (1,))
         return Output(shape, like, backend, as_vectors(_memory_of(array)) if backend == "cpu" else array, array)
     if like.kind == "torch" and _shares_cuda(like.data, backend):
         tensor = sys.modules["torch"].empty(shape, dtype=like.data.dtype, device=like.data.device)
         return Output(shape, like, backend, tensor.view(-1), tensor)
     if backend == "cpu":
-        flat = pool.empty(_padded(count))
-        return Output(shape, like, backend, flat.reshape(-1, _WIDTH), _in_kind_of(like, flat[:count].reshape(shape)))
+        return Output(shape, like, backend, pool.empty(_padded(count)).reshape(-1, _WIDTH))
     return Output(shape, like, backend, _device_array(count))
 
 
@@ -221,8 +230,12 @@ def number(name: str, value: Any) -> float:
     """Return an option that is a finite real number as a float; raise OptionError naming it otherwise."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise OptionError(argument=name, expected="a finite number", got=f"{type(value).__name__} {value!r}")
-    if not math.isfinite(value):
-        raise OptionError(argument=name, expected="a finite number", got=value)
+    # It becomes a float32 in the kernel.
+    least, most = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+    size: Any = abs(value)
+    if not size <= most or 0 < size < least:
+        held = f"a finite number that float32 holds (0, or {least:.3g} to {most:.3g})"
+        raise OptionError(argument=name, expected=held, got=value)
     return float(value)
 
 
@@ -291,17 +304,37 @@ def _padded(count: int) -> int:
     return max(_WIDTH, -(-count // _WIDTH) * _WIDTH)
 
 
+class _Memory:
+    """The memory of a ti.ndarray on the CPU, which lives as long as any NumPy array on it."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        program: Any = runtime.program()
+        self.__array_interface__ = {
+            "shape": (math.prod(array.shape),),
+            "typestr": np.dtype(np.float32).str,
+            "data": (program.get_ndarray_data_ptr_as_int(array.arr), False),
+            "version": 3,
+        }
+
+
 def _memory_of(array: Any) -> np.ndarray:
-    """Return the memory of a ti.ndarray on the CPU as a NumPy array, without a copy."""
-    program = sys.modules["taichi"].lang.impl.get_runtime().prog
-    address = program.get_ndarray_data_ptr_as_int(array.arr)
-    count = math.prod(array.shape)
-    return np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), (count,))
+    return np.asarray(_Memory(array))
 
 
 def _device_array(count: int) -> Any:
     ti = sys.modules["taichi"]
-    return ti.ndarray(ti.f32, max(1, count))
+    try:
+        return ti.ndarray(ti.f32, max(1, count))
+    except RuntimeError as error:
+        raise SizeLimitError(
+            f"the device could not give {4 * count} bytes for an array: {str(error).strip().splitlines()[0]}"
+        ) from error
+
+
+def release() -> None:
+    """Give back the device arrays that are kept for the next launch."""
+    _workspaces.clear()
 
 
 def _upload(host: np.ndarray) -> Any:

@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tkern.errors import BackendUnavailable, OptionError, TkernError
+from tkern.progress import steps
 
 __all__ = ["main"]
 
@@ -22,10 +23,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = _parser().parse_args(argv)
     # Tables in a pipe or a log are not cut at the 80 columns that rich takes where there is no terminal.
-    console = Console(width=None if sys.stdout.isatty() else 110)
+    console = Console(width=None if sys.stdout is not None and sys.stdout.isatty() else 110)
     try:
         code: int = arguments.command(arguments, console)
-    except (OptionError, BackendUnavailable, FileNotFoundError) as error:
+    except (OptionError, BackendUnavailable, OSError) as error:
         Console(stderr=True).print(f"tkern: {error}", style="red", markup=False, highlight=False)
         return 2
     except TkernError as error:
@@ -82,7 +83,12 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
 def _devices(arguments: argparse.Namespace, console: Console) -> int:
     from tkern import report, runtime
 
-    report.show_devices(runtime.backends(), console)
+    with steps(len(runtime.NAMES), "devices") as bar:
+        found = []
+        for name in runtime.NAMES:
+            bar.step(name)
+            found.append(runtime.backend(name))
+    report.show_devices(found, console)
     return 0
 
 
@@ -96,29 +102,35 @@ def _list(arguments: argparse.Namespace, console: Console) -> int:
 def _parity(arguments: argparse.Namespace, console: Console) -> int:
     from tkern import parity, registry, report
 
+    found_in = _output_file(arguments.json, "--json")
+    picture = _output_file(arguments.plot, "--plot", (".png", ".svg", ".pdf"))
     ops = registry.select(registry.all_ops(arguments.kernels), arguments.ops)
     results = parity.run(ops, _chosen(arguments.backend))
     report.show_parity(results, console)
-    if arguments.json:
+    if found_in is not None:
         found = {"held": all(r.held for r in results), "ops": [r.as_json() for r in results]}
-        _write_text(arguments.json, json.dumps(found, indent=2) + "\n")
-        console.print(f"written: {arguments.json}")
-    if arguments.plot:
+        found_in.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        console.print(f"written: {found_in}")
+    if picture is not None:
         from tkern import plot
 
-        plot.draw_parity(results, Path(arguments.plot))
-        console.print(f"drawn: {arguments.plot}")
+        plot.draw_parity(results, picture)
+        console.print(f"drawn: {picture}")
     return 0 if all(result.held for result in results) else 1
 
 
 def _bench(arguments: argparse.Namespace, console: Console) -> int:
-    from tkern import bench, registry, report
+    from tkern import bench, registry, report, runtime
 
+    out = _output_folder(arguments.out, "--out")
     ops = registry.select(registry.all_ops(arguments.kernels), arguments.ops)
     backends = _chosen(arguments.backend) if arguments.backend else _timed_by_default(console)
+    for name in backends:
+        if runtime.find(name).in_software and arguments.shapes != "quick":
+            console.print(f"{name} is a device in software: it is timed at the quick shapes")
     rows = bench.run(ops, backends, bench.known_peers(arguments.peer), arguments.shapes)
     report.show_bench(rows, console)
-    for path in bench.write(rows, Path(arguments.out)):
+    for path in bench.write(rows, out):
         console.print(f"written: {path}")
     return 0
 
@@ -130,7 +142,7 @@ def _plot(arguments: argparse.Namespace, console: Console) -> int:
     results = folder / "results.csv"
     if not results.is_file():
         raise OptionError(argument="DIR", expected="a folder with results.csv (tkern bench --out DIR)", got=str(folder))
-    for path in plot.draw_results(results, Path(arguments.out) if arguments.out else folder):
+    for path in plot.draw_results(results, _output_folder(arguments.out or str(folder), "--out")):
         console.print(f"drawn: {path}")
     return 0
 
@@ -153,10 +165,26 @@ def _timed_by_default(console: Console) -> list[str]:
     return [backend.name for backend in found if not backend.in_software]
 
 
-def _write_text(path: str, text: str) -> None:
+def _output_file(path: str | None, argument: str, endings: tuple[str, ...] = ()) -> Path | None:
+    """Return a path that can be written, checked before the work that fills it is done."""
+    if path is None:
+        return None
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(text, encoding="utf-8")
+    if endings and target.suffix.lower() not in endings:
+        raise OptionError(argument=argument, expected="a file that ends in " + ", ".join(endings), got=path)
+    if target.is_dir():
+        raise OptionError(argument=argument, expected="a file", got=f"the folder {path}")
+    _output_folder(str(target.parent), argument)
+    return target
+
+
+def _output_folder(path: str, argument: str) -> Path:
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(argument=argument, expected="a folder that can be made", got=f"{path} ({error})") from error
+    return folder
 
 
 if __name__ == "__main__":

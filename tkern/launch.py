@@ -9,6 +9,7 @@ import numpy as np
 
 from tkern import runtime
 from tkern.arrays import Output
+from tkern.errors import BackendUnavailable
 
 __all__ = ["Launch"]
 
@@ -22,6 +23,7 @@ class Launch:
 
     def __init__(self, outputs: tuple[Output | None, ...]) -> None:
         self._outputs = outputs
+        self._program = runtime.program()
         self._steps: list[tuple[Any, tuple[Any, ...]]] = []
 
     def add(self, kernel: Any, *arguments: Any) -> None:
@@ -29,7 +31,12 @@ class Launch:
         self._steps.append((kernel, arguments))
 
     def run(self) -> None:
-        """Launch the kernels. On a GPU they may still be running when this returns; see ``results``."""
+        """Launch the kernels. On a GPU they may still be running when this returns; see ``results``.
+
+        Raises BackendUnavailable where the backend was started anew since: the launch's memory is gone.
+        """
+        if runtime.program() is not self._program:
+            raise BackendUnavailable("the backend that this launch was prepared for was switched off")
         for kernel, arguments in self._steps:
             _launch(kernel, arguments)
 

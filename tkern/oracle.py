@@ -1,8 +1,9 @@
 """The truth: every op in NumPy, float64, written from its definition. Importing this does not import Taichi.
 
-``tkern.oracle.<name>`` takes what ``tkern.<name>`` takes and returns NumPy arrays. Each oracle stands beside its
-kernel, in ``tkern/ops/<op>/oracle.py``, and shares no code with it; ``tkern parity`` checks each by finite
-differences. ``dtype=np.float32`` runs the same text in float32, which is what an honest float32 computation loses.
+``tkern.oracle.<name>`` has the arguments of ``tkern.<name>``, as anything NumPy takes, and returns NumPy arrays. Each
+oracle stands beside its kernel, in ``tkern/ops/<op>/oracle.py``, and shares no code with it; ``tkern parity`` checks
+each by finite differences. ``dtype=np.float32`` runs the same text in float32, which is what an honest float32
+computation loses.
 """
 
 from __future__ import annotations

@@ -18,7 +18,9 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from tkern.errors import OptionError
 from tkern.parity import OpResult
+from tkern.progress import steps
 
 __all__ = ["draw_parity", "draw_results"]
 
@@ -45,8 +47,10 @@ def draw_results(results: Path, out: Path) -> list[Path]:
     lines = _read(results)
     out.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
-    with plt.rc_context(_STYLE):
-        for name, draw in (("times", _draw_times), ("roof", _draw_roof), ("size", _draw_size)):
+    pictures = (("times", _draw_times), ("roof", _draw_roof), ("size", _draw_size))
+    with plt.rc_context(_STYLE), steps(len(pictures), "plot") as bar:
+        for name, draw in pictures:
+            bar.step(name)
             written += _save(draw(lines), out / f"{name}.png", out / f"{name}.svg")
     return written
 
@@ -184,10 +188,17 @@ def _panels(lines: list[_Line], rows_each: Any) -> tuple[Figure, list[tuple[Axes
 def _read(results: Path) -> list[_Line]:
     with results.open(newline="", encoding="utf-8") as file:
         lines: list[_Line] = [dict(line) for line in csv.DictReader(file)]
-    for line in lines:
-        for name in ("ms", "ms_q20", "ms_q80", "bytes", "flops", "roof_gbps", "roof_gflops"):
-            line[name] = float(line[name]) if line[name] else None
-        line["elements"] = int(line["elements"])
+    try:
+        for line in lines:
+            for name in ("ms", "ms_q20", "ms_q80", "bytes", "flops", "roof_gbps", "roof_gflops"):
+                line[name] = float(line[name]) if line[name] else None
+            line["elements"] = int(line["elements"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise OptionError(
+            argument="DIR", expected="a results.csv that tkern bench wrote", got=f"{results} ({error!r})"
+        ) from error
+    if not lines:
+        raise OptionError(argument="DIR", expected="a results.csv with results", got=f"{results}, which has none")
     return lines
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 
 import numpy as np
 
@@ -39,8 +40,9 @@ class _Lease:
             "version": 3,
         }
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # A default, since this may run when the module's names are gone already.
+        if not finalizing() and _give_back is not None:
             _give_back(self._address, self._buffer)
 
 

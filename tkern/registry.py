@@ -43,18 +43,21 @@ def load_file(file: str) -> tuple[Op, ...]:
         raise OptionError(argument="--kernels", expected="a Python file (.py)", got=str(file))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        what = f"{file}, which raises {type(error).__name__}: {error}"
+        raise OptionError(argument="--kernels", expected="a Python file that can be imported", got=what) from error
     ops = getattr(module, "OPS", None)
-    if ops is None:
-        raise OptionError(
-            argument="--kernels", expected="a module with OPS = (tkern.spec.Op(...),)", got=f"{file} without OPS"
-        )
+    if not isinstance(ops, (tuple, list)):
+        what = f"{file} without it" if ops is None else f"{file} with OPS of {type(ops).__name__}"
+        raise OptionError(argument="--kernels", expected="a module with OPS = (tkern.spec.Op(...),)", got=what)
     return tuple(ops)
 
 
 def select(ops: dict[str, Op], names: Iterable[str]) -> list[Op]:
     """Return the named ops, or all where none is named; raise OptionError for a name that is not there."""
-    names = list(names)
+    names = list(dict.fromkeys(names))
     for name in names:
         if name not in ops:
             raise OptionError(argument="OP", expected="one of " + ", ".join(ops), got=repr(name))

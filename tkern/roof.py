@@ -44,6 +44,12 @@ class Roof:
     product: float | None
     product_by: str | None
 
+    def better(self, other: Roof) -> Roof:
+        """Return the better of two measurements, copy and product apart."""
+        copies = max((self.copy, self.copy_by), (other.copy, other.copy_by))
+        products = max((self.product or 0.0, self.product_by or ""), (other.product or 0.0, other.product_by or ""))
+        return Roof(*copies, products[0] or None, products[1] or None)
+
     def fraction(self, milliseconds: float, moved: float, flops: float) -> float:
         """Return the share of the roof that a call reaches: its least possible time over its time."""
         least = moved / (self.copy * 1e9)
@@ -101,9 +107,10 @@ def synchronize_torch() -> None:
 def _tkern_copy(backend: str, rows: int) -> Callable[[], None]:
     from tkern.lang.copying import copy_rows
 
-    source, target = (arrays.workspace(rows * _COLS, backend) for _ in range(2))
+    source, target = (arrays.zeros(rows * _COLS, backend) for _ in range(2))
     # Memory that was never written reads from one page of zeros, at the speed of the cache.
     source.fill(1.0)
+    target.fill(1.0)
     plan = plan_rows(backend, _SIZES[backend], rows, _COLS)
     launch = Launch(())
     launch.add(compiled(copy_rows, plan.words), source, target, rows, _COLS, plan.programs)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Timing", "measure"]
+__all__ = ["Timing", "measure", "measure_all"]
 
 _WARM_SECONDS = 0.05
 _LEAST_REPEATS = 5
@@ -40,6 +40,31 @@ def measure(
     idle device to its finished result. A repeat is one call, or on a ``device`` beside the CPU as many as take 5 ms.
     Two calls at least are made first and not counted.
     """
+    return measure_all([function], synchronize, seconds=seconds, device=device)[0]
+
+
+def measure_all(
+    functions: list[Callable[[], Any]], synchronize: Callable[[], None], *, seconds: float = 0.6, device: bool = False
+) -> list[Timing]:
+    """Measure several functions in turns, a repeat of each at a time, so that a slow moment of the machine meets all.
+
+    Arguments as :func:`measure`, ``seconds`` for each function.
+    """
+    calls = [_warm(function, synchronize, device) for function in functions]
+    taken: list[list[float]] = [[] for _ in functions]
+    until = time.perf_counter() + seconds * len(functions)
+    while len(taken[0]) < _LEAST_REPEATS or (time.perf_counter() < until and len(taken[0]) < _MOST_REPEATS):
+        for function, count, times in zip(functions, calls, taken, strict=True):
+            times.append(1e3 * _repeat(function, synchronize, count) / count)
+    timings = []
+    for count, times in zip(calls, taken, strict=True):
+        low, median, high = np.quantile(times, (0.2, 0.5, 0.8))
+        timings.append(Timing(float(median), float(low), float(high), len(times), count))
+    return timings
+
+
+def _warm(function: Callable[[], Any], synchronize: Callable[[], None], device: bool) -> int:
+    """Call a function until it is warm; return how many calls make a repeat."""
     warm_until = time.perf_counter() + _WARM_SECONDS
     warmed = 0
     while warmed < 2 or time.perf_counter() < warm_until:
@@ -49,12 +74,7 @@ def measure(
     calls = 1
     while device and calls < _MOST_CALLS and _repeat(function, synchronize, calls) < _LEAST_REPEAT_SECONDS:
         calls *= 2
-    taken: list[float] = []
-    until = time.perf_counter() + seconds
-    while len(taken) < _LEAST_REPEATS or (time.perf_counter() < until and len(taken) < _MOST_REPEATS):
-        taken.append(1e3 * _repeat(function, synchronize, calls) / calls)
-    low, median, high = np.quantile(taken, (0.2, 0.5, 0.8))
-    return Timing(float(median), float(low), float(high), len(taken), calls)
+    return calls
 
 
 def _repeat(function: Callable[[], Any], synchronize: Callable[[], None], calls: int) -> float:

@@ -28,6 +28,8 @@ from typing import Any
 
 # Elements of a CPU vector. 16 float32 are one cache line, one AVX-512 register, two of AVX2 and four of NEON.
 VECTOR_WIDTH = 16
+# Floats of private rows that a launch may take, 256 MiB: very long rows are given fewer programs.
+_MOST_PARTIAL = 2**26
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,16 @@ class RowSizes:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """The words of the language for one launch (``words``), with the numbers the launch needs beside them."""
+    """The words of the language for one launch (``words``), with the numbers the launch needs beside them.
+
+    ``programs`` have rows; their private rows of column sums stand ``partial_stride`` floats apart in a workspace of
+    ``partial_size`` floats.
+    """
 
     words: Any
     programs: int
-    partial_rows: int
     partial_stride: int
+    partial_size: int
 
 
 def plan_rows(backend: str, sizes: RowSizes, rows: int, cols: int) -> RowPlan:
@@ -66,9 +72,10 @@ def plan_rows(backend: str, sizes: RowSizes, rows: int, cols: int) -> RowPlan:
 def _plan_cpu(sizes: RowSizes, rows: int, cols: int) -> RowPlan:
     # Four rows a program at least, so that summing the private rows costs less than making them; but enough
     # programs for eight cores where the rows are few and long.
-    programs = min(sizes.programs, max(min(rows, 8), rows // 4))
     stride = _round_up(cols, VECTOR_WIDTH)
-    return RowPlan(_cpu_words(cols % VECTOR_WIDTH == 0), programs, programs, stride)
+    programs = min(sizes.programs, max(min(rows, 8), rows // 4), max(1, _MOST_PARTIAL // (2 * stride)))
+    # Two private rows a program (see rows_cpu), of which the sums end in the first.
+    return RowPlan(_cpu_words(cols % VECTOR_WIDTH == 0), programs, 2 * stride, 2 * programs * stride)
 
 
 def _plan_gpu(sizes: RowSizes, rows: int, cols: int) -> RowPlan:
@@ -79,9 +86,11 @@ def _plan_gpu(sizes: RowSizes, rows: int, cols: int) -> RowPlan:
     groups = -(-rows // (lanes // per_row))
     # A launch's program count is compiled in (a run-time range is capped at 131072 threads on Vulkan and Metal), so
     # only a few counts are used; programs without a row of their own end at once.
-    launched = next((n for n in (8, 64) if groups <= n < sizes.programs), sizes.programs)
+    counts = [n for n in (1, 8, 64) if n < sizes.programs] + [sizes.programs]
+    counts = [n for n in counts if n == 1 or n * cols <= _MOST_PARTIAL]
+    launched = next((n for n in counts if groups <= n and n >= 8), counts[-1])
     words = _gpu_words(lanes, per_row, held if resident else min(8, sizes.held), resident, launched)
-    return RowPlan(words, min(groups, launched), launched, cols)
+    return RowPlan(words, min(groups, launched), cols, launched * cols)
 
 
 @lru_cache(maxsize=None)

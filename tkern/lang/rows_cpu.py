@@ -105,6 +105,7 @@ class _Program:
         self.rows = rows
         self.id = i
         self.programs = programs
+        self.sums = []
 
     # A program owns neighbouring rows, so that memory is walked in one direction. The first rows % programs programs
     # have one row more.
@@ -118,6 +119,8 @@ class _Program:
 
     @macro
     def row(self, step, rows, cols):
+        for sums in self.sums:
+            sums.set_aside(step, rows // self.programs)
         return _Row(self.rows, value(self.first(rows) + step), cols)
 
     @macro
@@ -126,9 +129,9 @@ class _Program:
 
     @macro
     def column_sums(self, partial, cols):
-        start = value(self.id * ((cols + (WIDTH - 1)) >> _SHIFT) * WIDTH)
-        sums = _ColumnSums(partial, start)
-        sums.clear(cols)
+        sums = _ColumnSums(partial, self.id, cols)
+        sums.clear()
+        self.sums.append(sums)
         return sums
 
 
@@ -228,22 +231,36 @@ class _Line:
 
 @handle
 class _ColumnSums:
-    """A private row of the program in ``partial``, which is padded to whole vectors."""
+    """Two private rows of the program in ``partial``, padded to whole vectors.
 
-    def __init__(self, partial, start):
+    Sums are made in the second row and added to the first every 8 rows, or every 64 of many, for the reason
+    that _Total gives: the chains are then about as long as the square root of the number of rows.
+    """
+
+    def __init__(self, partial, program, cols):
         self.partial = partial
-        self.start = start
+        self.vectors = value((cols + (WIDTH - 1)) >> _SHIFT)
+        self.early = value(2 * program * self.vectors * WIDTH)
+        self.late = value(self.early + self.vectors * WIDTH)
 
     @ti.func
-    def clear(self, cols):
-        for b in range((cols + (WIDTH - 1)) >> _SHIFT):
-            store(self.partial, self.start + b * WIDTH, Vector(0.0))
+    def clear(self):
+        for b in range(2 * self.vectors):
+            store(self.partial, self.early + b * WIDTH, Vector(0.0))
+
+    @ti.func
+    def set_aside(self, step, rows):
+        if step > 0 and step & ti.select(rows < 256, 7, 63) == 0:
+            self.finish()
 
     @ti.func
     def add(self, column, v):
-        at = self.start + column.index
+        at = self.late + column.index
         store(self.partial, at, load(self.partial, at) + v)
 
-    @macro
+    @ti.func
     def finish(self):
-        """Nothing is left to do: the sums were kept in memory all along."""
+        for b in range(self.vectors):
+            early, late = self.early + b * WIDTH, self.late + b * WIDTH
+            store(self.partial, early, load(self.partial, early) + load(self.partial, late))
+            store(self.partial, late, Vector(0.0))

@@ -66,6 +66,7 @@ class _Program:
         self.lane = value(i & (rows.lanes - 1))
         self.group = value(self.lane >> rows.row_bits)
         self.place = value(self.lane & (rows.per_row - 1))
+        self.sums = []
         # Two arrays in one, for sums of two values that share their barriers.
         self.scratch = ti.simt.block.SharedArray((2 * rows.lanes,), ti.f32)
 
@@ -76,6 +77,8 @@ class _Program:
 
     @macro
     def row(self, step, rows, cols):
+        for sums in self.sums:
+            sums.set_aside(step)
         return _Row(self, value((step * self.programs + self.id) * self.rows.groups + self.group), rows, cols)
 
     @macro
@@ -84,7 +87,9 @@ class _Program:
 
     @macro
     def column_sums(self, partial, cols):
-        return _ColumnSums(self, partial, cols)
+        sums = _ColumnSums(self, partial, cols)
+        self.sums.append(sums)
+        return sums
 
 
 @handle
@@ -242,7 +247,8 @@ class _ColumnSums:
         self.start = value(program.id * cols)
         self.resident = program.rows.resident
         if program.rows.resident:
-            self.sums = variable(_zeros(program.rows.steps_unrolled))
+            self.early = variable(_zeros(program.rows.steps_unrolled))
+            self.late = variable(_zeros(program.rows.steps_unrolled))
         else:
             self.clear()
 
@@ -255,10 +261,19 @@ class _ColumnSums:
                 self.partial[self.start + c] = 0.0
 
     @ti.func
+    def set_aside(self, step):
+        """Every 64 rows add what was summed to what was before: rounding grows with the length of a chain."""
+        if ti.static(self.resident):
+            if step & 63 == 0:
+                for k in ti.static(range(self.program.rows.steps_unrolled)):
+                    self.early[k] = self.early[k] + self.late[k]
+                    self.late[k] = 0.0
+
+    @ti.func
     def add(self, column, v):
         # What stands past the end of the rows or of a row need not be 0: it may have been divided by 0.
         if ti.static(self.resident):
-            self.sums[column.k] = self.sums[column.k] + ti.select(column.inside, v, 0.0)
+            self.late[column.k] = self.late[column.k] + ti.select(column.inside, v, 0.0)
         else:
             # A row longer than all registers has every lane to itself, so this lane owns the column.
             if column.inside:
@@ -272,7 +287,7 @@ class _ColumnSums:
             shared = self.program.scratch
             lane, group = self.program.lane, self.program.group
             for k in ti.static(range(self.program.rows.steps_unrolled)):
-                total = self.sums[k]
+                total = self.early[k] + self.late[k]
                 if ti.static(self.program.rows.groups > 1):
                     shared[lane] = total
                     ti.simt.block.sync()

@@ -29,7 +29,7 @@ def power_of_two(n: ti.i32) -> ti.f32:
 
 @ti.func
 def vector_exp(x, width: ti.template()):
-    """Return eˣ of a vector of ``width`` float32, to about 1e-7 of the result; 0 below −87.3, inf above 88.7.
+    """Return eˣ of a vector of ``width`` float32, to about 1e-7 of the result; 0 below −87.3, 3.4e38 above 88.7.
 
     x = n·ln 2 + r with |r| ≤ ln(2)/2, so eˣ = 2ⁿ·eʳ, and eʳ is a short polynomial. 2ⁿ is applied in two halves, for
     n may be 128. A NaN stays one.

@@ -47,7 +47,8 @@ def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6, offset: float = 0
 
     Parameters: x float32 [..., D], D ≥ 1; weight float32 [D], or None for y = x · rstd; eps ≥ 0, added inside the
     root; offset added to every weight (1 for weights stored around 0, as Gemma does).
-    Returns: y of x's shape; rstd of x's shape without its last axis. Both of x's kind. No units.
+    Returns: y of x's shape; rstd of x's shape without its last axis. Both of x's kind, without autograd's history.
+    No units. Kernels round subnormal numbers to 0, so an x whose square is below 1e-38 counts as 0.
     Raises: ShapeError, DTypeError, OptionError, SizeLimitError, each naming the argument.
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
     """
@@ -69,9 +70,9 @@ def rms_norm_backward(
     Parameters: x, dy float32 [..., D], D ≥ 1, the same shape; weight float32 [D] or None (then y = x · rstd, and
     dweight is None); eps ≥ 0 inside the root; offset as in :func:`rms_norm`; rstd as :func:`rms_norm` returned it
     saves recomputing it (eps is then not used).
-    Returns: dx of x's shape, dweight [D] or None, rstd of x's shape without its last axis, all of x's kind. With no
-    rows (an empty batch) dweight is 0. Two runs give the same bits. A row of zeros with eps = 0 has no gradient: its
-    results are not finite.
+    Returns: dx of x's shape, dweight [D] or None, rstd of x's shape without its last axis, all of x's kind, without
+    autograd's history. With no rows (an empty batch) dweight is 0. Two runs give the same bits. A row of zeros with
+    eps = 0 has no gradient: its results are not finite. Kernels round subnormal numbers to 0.
     Raises: ShapeError, DTypeError, OptionError, SizeLimitError, each naming the argument.
     Source: differentiating y = x · r · (offset + weight) with ∂r/∂x_i = −r³ · x_i / D.
     """
@@ -151,7 +152,7 @@ def prepare_backward(
     from tkern.ops.rms_norm import kernel
 
     plan = plan_rows(backend, SIZES[backend], rows, cols)
-    dw_rows = arrays.workspace(plan.partial_rows * plan.partial_stride, backend)
+    dw_rows = arrays.workspace(plan.partial_size, backend)
     launch.add(
         compiled(kernel.backward, plan.words),
         xs.argument(backend),

@@ -41,6 +41,8 @@ def rms_norm_backward(
     ∂n_j/∂x_i = rstd·δ_ij − x_i·x_j·rstd³/D, dx_i = rstd·dn_i − x_i·rstd³/D · Σ_j dn_j·x_j. dweight = Σ dy · n.
     """
     x, dy = np.asarray(x, dtype), np.asarray(dy, dtype)
+    if dy.shape != x.shape:
+        raise ValueError(f"dy: expected shape {x.shape}, got {dy.shape}")
     size = x.shape[-1]
     if rstd is None:
         rstd = rms_norm(x, eps=eps, dtype=dtype)[1]
@@ -53,6 +55,8 @@ def rms_norm_backward(
 
 def _scale(weight: ArrayLike | None, offset: float, size: int, dtype: DTypeLike) -> np.ndarray:
     if weight is None:
+        if offset != 0:
+            raise ValueError(f"offset: expected 0 where weight is None, got {offset}")
         return np.ones(size, dtype)
     scale: np.ndarray = np.asarray(weight, dtype) + np.asarray(offset, dtype)
     return scale
