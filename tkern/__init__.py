@@ -14,11 +14,15 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from tkern import errors, oracle
+    from tkern.ops.attention import AttentionGrads, attention, attention_backward
     from tkern.ops.rms_norm import rms_norm, rms_norm_backward
     from tkern.runtime import Backend, backends, use, using
 
 # Where each public name lives; it is imported when it is first asked for.
 _HOME = {
+    "AttentionGrads": "tkern.ops.attention",
+    "attention": "tkern.ops.attention",
+    "attention_backward": "tkern.ops.attention",
     "Backend": "tkern.runtime",
     "backends": "tkern.runtime",
     "use": "tkern.runtime",
@@ -29,8 +33,11 @@ _HOME = {
 _MODULES = ("errors", "oracle")
 
 __all__ = [
+    "AttentionGrads",
     "Backend",
     "__version__",
+    "attention",
+    "attention_backward",
     "backends",
     "errors",
     "oracle",

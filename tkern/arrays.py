@@ -99,14 +99,14 @@ class Output:
     argument: Any
     value: Any = None  # the caller's own array, or the one the kernel writes into in place
 
-    def fill_zero(self) -> None:
-        """Set every element to 0, for an output that no kernel will write."""
+    def fill(self, number: float) -> None:
+        """Set every element to ``number``, for an output that no kernel will write."""
         if isinstance(self.argument, np.ndarray):
-            self.argument.reshape(-1)[: math.prod(self.shape)] = 0.0
-        elif hasattr(self.argument, "zero_"):
-            self.argument.zero_()
+            self.argument.reshape(-1)[: math.prod(self.shape)] = number
+        elif hasattr(self.argument, "fill_"):
+            self.argument.fill_(number)
         else:
-            self.argument.fill(0.0)
+            self.argument.fill(number)
 
     def result(self) -> Any:
         """Return the array in the caller's kind, after the kernel has been launched."""

@@ -60,6 +60,9 @@ def _launch(kernel: Any, arguments: tuple[Any, ...]) -> None:
     program = ti.lang.impl.get_runtime().prog
     key = (kernel, *(_type_of(value) for value in arguments))
     known = _compiled.get(key)
+    if any(isinstance(value, ti.Struct) for value in arguments):
+        kernel(*arguments)
+        return
     if known is None or known[0] is not program:
         kernel(*arguments)
         primal = kernel._primal

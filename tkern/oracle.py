@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from tkern.ops.attention.oracle import attention, attention_backward
     from tkern.ops.rms_norm.oracle import rms_norm, rms_norm_backward
 
 _HOME = {
+    "attention": "tkern.ops.attention.oracle",
+    "attention_backward": "tkern.ops.attention.oracle",
     "rms_norm": "tkern.ops.rms_norm.oracle",
     "rms_norm_backward": "tkern.ops.rms_norm.oracle",
 }
 
-__all__ = ["rms_norm", "rms_norm_backward"]
+__all__ = ["attention", "attention_backward", "rms_norm", "rms_norm_backward"]
 
 
 def __getattr__(name: str) -> Callable[..., tuple[np.ndarray | None, ...]]:

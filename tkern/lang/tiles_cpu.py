@@ -13,7 +13,7 @@ from taichi.lang import impl
 
 from tkern.lang.macros import builder, handle, macro, value, variable
 from tkern.lang.rows import VECTOR_WIDTH as WIDTH
-from tkern.lang.rows_cpu import Vector, load, load_scalar, load_some, store, store_scalar, store_some
+from tkern.lang.rows_cpu import Vector, load, load_scalar, load_some, store, store_scalar, store_some, tree_sum
 from tkern.lang.safe import vector_exp
 
 _ROWS = 4
@@ -37,15 +37,14 @@ def _put(a, at, v):
 
 @handle
 class CpuTiles:
-    """Words for one task per program, with the workspace of the running thread."""
+    """Words for one task per program, with the workspace of the running thread; scores come 16 at a time."""
 
     Array = ti.types.ndarray(dtype=Vector, ndim=1)
     lanes = 1
-    # Queries and keys of a tile: 64 × 64 scores are 16 KB, so that the tiles of a head of 64 lie in the second cache.
+    # 64 × 64 scores are 16 KB: all tiles of a head of 64 lie in the second cache of a core.
     queries = 64
     keys = 64
     one_pass = True
-
     key = ("cpu tiles",)
 
     @macro
@@ -74,20 +73,32 @@ class CpuTiles:
             v = load_some(a, at, count)
         return v
 
-    @ti.func
-    def put_some(self, a: ti.template(), at, count, v):
-        if count >= WIDTH:
-            store(a, at, v)
-        elif count > 0:
-            store_some(a, at, count, v)
-
     @macro
     def exp(self, x):
         return vector_exp(x, WIDTH)
 
+    @macro
+    def all(self, x):
+        """Return a number as every one of neighbouring ones."""
+        return Vector(x)
+
     @ti.func
-    def exp_scalar(self, x):
-        return ti.exp(x)
+    def fill(self, a: ti.template(), start, count, number):
+        """Write ``number`` to ``count`` floats of ``a`` from ``start`` on."""
+        for c in range((count + (WIDTH - 1)) >> 4):
+            left = count - c * WIDTH
+            if left >= WIDTH:
+                store(a, start + c * WIDTH, Vector(number))
+            else:
+                store_some(a, start + c * WIDTH, left, Vector(number))
+
+    @ti.func
+    def dot(self, a: ti.template(), a_at, b: ti.template(), b_at, count):
+        """Return the sum of the products of ``count`` floats of ``a`` and of ``b``."""
+        total = Vector(0.0)
+        for c in range((count + (WIDTH - 1)) >> 4):
+            total += self.some(a, a_at + c * WIDTH, count - c * WIDTH) * self.some(b, b_at + c * WIDTH, count - c * WIDTH)
+        return tree_sum(total)
 
 
 @handle
@@ -96,46 +107,52 @@ class _Program:
         self.id = i
         self.space = space
         self.base = base
-        self.used = 0
+        self.used = value(0)
 
     @macro
-    def tile(self, rows, panels):
-        """Return a tile of ``rows`` (compile-time) × 16·``panels``; what is in it is undefined."""
+    def tile(self, rows, cols):
+        """Return a tile of ``rows`` × ``cols`` floats; what is in it is undefined."""
+        panels = (cols + (WIDTH - 1)) >> 4
+        made = Tile(self.space, value(self.base + self.used), rows, panels if isinstance(panels, int) else value(panels))
+        self.used = value(self.used + rows * panels)
+        return made
+
+    @macro
+    def right(self, operand, cols):
+        """Return room for the transpose of a tile, as the right operand of a product along its columns."""
+        panels = operand.rows // WIDTH
+        rows = value(((cols + (WIDTH - 1)) >> 4) * WIDTH)
         made = Tile(self.space, value(self.base + self.used), rows, panels)
         self.used = value(self.used + rows * panels)
         return made
 
+    @macro
+    def sums(self, rows, cols, out):
+        return self.tile(rows, cols)
+
+    @macro
+    def folded(self, rows, cols):
+        """Return room for sums of tiles, whose rows or columns may be added up too."""
+        return Folded(self.tile(rows, cols))
+
+    @macro
+    def running(self, rows):
+        """Return room for the running maximum and sum of rows of scores."""
+        return self.tile(2 * rows, WIDTH)
+
 
 @handle
 class Columns:
-    """Which columns a vector of a row of scores is: the first, and each one's number as a vector."""
+    """Sixteen neighbouring columns of scores: the ``first``, and ``each`` one's number."""
 
     def __init__(self, first):
         self.first = first
         self.each = variable(ti.Vector([first + k for k in range(WIDTH)]))
 
 
-@ti.func
-def for_each_score(space: ti.template(), scores, grads, first_row, rows, first_column, f: ti.template()):
-    """Put ``f``'s answers in place of every 16 scores and of every 16 gradients beside them; 0 past the last row."""
-    for r in range(scores.rows):
-        inside = r < rows
-        row = f.row(ti.select(inside, first_row + r, first_row))
-        for c in ti.static(range(scores.panels)):
-            at = scores.at + c * scores.rows + r
-            if inside:
-                columns = Columns(value(first_column + c * WIDTH))
-                p, ds = f.at(row, columns, _vector(space, at), _vector(space, grads.at + c * scores.rows + r))
-                _put(space, at, p)
-                _put(space, grads.at + c * scores.rows + r, ds)
-            else:
-                _put(space, at, Vector(0.0))
-                _put(space, grads.at + c * scores.rows + r, Vector(0.0))
-
-
 @handle
 class Tile:
-    """``rows`` × ``cols`` floats from vector ``at`` of the workspace on, in panels; ``panels`` may be a run-time number."""
+    """``rows`` × 16·``panels`` floats from vector ``at`` of the workspace on; either may be a run-time number."""
 
     def __init__(self, space, at, rows, panels):
         self.space = space
@@ -144,43 +161,48 @@ class Tile:
         self.panels = panels
 
     @ti.func
-    def clear(self):
+    def clear(self, start, stride, count, cols):
         for n in range(self.rows * self.panels):
             _put(self.space, self.at + n, Vector(0.0))
 
     @ti.func
-    def load(self, a: ti.template(), start, stride, count, cols):
-        """Fill from ``count`` rows of ``cols`` floats of ``a``, the first at float ``start``, ``stride`` floats apart."""
+    def load(self, a: ti.template(), start, stride, skip, count, cols):
+        """Fill from rows of ``cols`` floats of ``a``, the first at float ``start``, ``stride`` floats apart.
+
+        Rows before ``skip`` and from ``count`` on are not read: they become 0.
+        """
         for c in range(self.panels):
             left = cols - c * WIDTH
             for r in range(self.rows):
                 at = self.at + c * self.rows + r
                 from_ = start + r * stride + c * WIDTH
-                if r < count and left >= WIDTH:
+                inside = r >= skip and r < count
+                if inside and left >= WIDTH:
                     _put(self.space, at, load(a, from_))
-                elif r < count and left > 0:
+                elif inside and left > 0:
                     _put(self.space, at, load_some(a, from_, left))
                 else:
                     _put(self.space, at, Vector(0.0))
 
     @ti.func
-    def hide_rows(self, seen):
-        """Set the rows to 0 where vector tile ``seen`` is 0, whatever is in them."""
-        for r in range(self.rows):
-            if _element(seen.space, seen.at + (r >> 4), r & 15) == 0.0:
+    def hide(self, seen: ti.template(), start, count):
+        """Set the rows to 0 where ``seen`` is 0 from float ``start`` on, whatever is in them."""
+        for r in range(count):
+            if load_scalar(seen, start + r) == 0.0:
                 for c in range(self.panels):
                     _put(self.space, self.at + c * self.rows + r, Vector(0.0))
 
     @ti.func
-    def transpose(self, other: ti.template()):
-        """Fill with the transpose of ``other``: rows of one are columns of the other."""
+    def turn(self, other: ti.template()):
+        """Fill with the transpose of ``other``."""
         for c in range(self.panels):
             for d in range(other.panels):
                 for u in range(WIDTH):
-                    v = Vector(0.0)
-                    for j in ti.static(range(WIDTH)):
-                        v[j] = _element(self.space, other.at + d * other.rows + c * WIDTH + j, u)
-                    _put(self.space, self.at + c * self.rows + d * WIDTH + u, v)
+                    _put(
+                        self.space,
+                        self.at + c * self.rows + d * WIDTH + u,
+                        _column(self.space, other.at + d * other.rows + c * WIDTH, u),
+                    )
 
     @ti.func
     def save(self, a: ti.template(), start, stride, count, cols):
@@ -188,7 +210,7 @@ class Tile:
         for c in range(self.panels):
             left = cols - c * WIDTH
             for r in range(count):
-                v = _vector(self.space, self.at + c * self.rows + r)
+                v = variable(_vector(self.space, self.at + c * self.rows + r))
                 to = start + r * stride + c * WIDTH
                 if left >= WIDTH:
                     store(a, to, v)
@@ -196,17 +218,158 @@ class Tile:
                     store_some(a, to, left, v)
 
     @ti.func
-    def add_to(self, a: ti.template(), start, stride, count, cols):
+    def save_more(self, a: ti.template(), start, stride, count, cols):
         """Add to what ``a`` holds, laid out as in ``load``."""
         for c in range(self.panels):
             left = cols - c * WIDTH
             for r in range(count):
-                v = _vector(self.space, self.at + c * self.rows + r)
+                v = variable(_vector(self.space, self.at + c * self.rows + r))
                 to = start + r * stride + c * WIDTH
                 if left >= WIDTH:
                     store(a, to, load(a, to) + v)
                 else:
                     store_some(a, to, left, load_some(a, to, left) + v)
+
+    @ti.func
+    def along(self, a: ti.template(), b: ti.template(), depth):
+        """Set to a·b, ``b`` being the turned right operand; ``depth`` columns of ``a``."""
+        product(self, a, b, ((depth + (WIDTH - 1)) >> 4) << 4, False, False)
+
+    @ti.func
+    def add_across(self, scores: ti.template(), b: ti.template(), start, stride, count, cols):
+        """Add scoresᵀ·b."""
+        product(self, scores, b, scores.rows, True, True)
+
+    @ti.func
+    def set_down(self, scores: ti.template(), b: ti.template()):
+        """Set to scores·b."""
+        product(self, scores, b, scores.panels * WIDTH, False, False)
+
+    @ti.func
+    def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols):
+        """Add scores·b."""
+        product(self, scores, b, scores.panels * WIDTH, False, True)
+
+    @ti.func
+    def weigh(self, f: ti.template(), first_row, rows, first_column):
+        """Put the weights P in place of the scores; 0 past the last row."""
+        for r in range(self.rows):
+            if r < rows:
+                row = f.row(first_row + r)
+                for c in range(self.panels):
+                    at = self.at + c * self.rows + r
+                    columns = Columns(value(first_column + c * WIDTH))
+                    _put(self.space, at, f.weight(row, columns, variable(_vector(self.space, at))))
+            else:
+                for c in range(self.panels):
+                    _put(self.space, self.at + c * self.rows + r, Vector(0.0))
+
+    @ti.func
+    def differentiate(self, grads: ti.template(), f: ti.template(), first_row, rows, first_column):
+        """Put the weights P in place of the scores, and dS in place of dP in ``grads``; 0 past the last row."""
+        for r in range(self.rows):
+            if r < rows:
+                row = f.row(first_row + r)
+                for c in range(self.panels):
+                    at = self.at + c * self.rows + r
+                    other = grads.at + c * self.rows + r
+                    columns = Columns(value(first_column + c * WIDTH))
+                    s, dp = variable(_vector(self.space, at)), variable(_vector(self.space, other))
+                    _put(self.space, at, f.weight(row, columns, s))
+                    _put(self.space, other, f.gradient(row, columns, s, dp))
+            else:
+                for c in range(self.panels):
+                    _put(self.space, self.at + c * self.rows + r, Vector(0.0))
+                    _put(self.space, grads.at + c * self.rows + r, Vector(0.0))
+
+    @ti.func
+    def bias_gradients(self, scores: ti.template(), f: ti.template(), first_row, rows, first_column):
+        """Put dS by the bias in place of dP; 0 past the last row."""
+        for r in range(self.rows):
+            if r < rows:
+                row = f.row(first_row + r)
+                for c in range(self.panels):
+                    at = self.at + c * self.rows + r
+                    columns = Columns(value(first_column + c * WIDTH))
+                    s = variable(_vector(self.space, scores.at + c * self.rows + r))
+                    _put(self.space, at, f.bias_gradient(row, columns, s, variable(_vector(self.space, at))))
+            else:
+                for c in range(self.panels):
+                    _put(self.space, self.at + c * self.rows + r, Vector(0.0))
+
+    @ti.func
+    def begin(self, lowest):
+        """Begin running maxima and sums."""
+        for r in range(self.rows >> 1):
+            _put(self.space, self.at + r, Vector(lowest))
+            _put(self.space, self.at + (self.rows >> 1) + r, Vector(0.0))
+
+    @ti.func
+    def follow(self, scores: ti.template(), f: ti.template(), first_row, rows, first_column):
+        """Take scores into the running maxima and sums; each of the 16 columns of a panel runs on its own."""
+        for r in range(rows):
+            row = f.row(first_row + r)
+            most = variable(_vector(self.space, self.at + r))
+            sum_ = variable(_vector(self.space, self.at + (self.rows >> 1) + r))
+            for c in range(scores.panels):
+                columns = Columns(value(first_column + c * WIDTH))
+                x = f.score(row, columns, variable(_vector(scores.space, scores.at + c * scores.rows + r)))
+                more = ti.max(most, x)
+                sum_ = sum_ * vector_exp(most - more, WIDTH) + f.counted(x, more)
+                most = more
+            _put(self.space, self.at + r, most)
+            _put(self.space, self.at + (self.rows >> 1) + r, sum_)
+
+    @ti.func
+    def total(self, r):
+        """Return the running maximum and sum of row ``r`` over all columns."""
+        most = variable(_vector(self.space, self.at + r))
+        sum_ = variable(_vector(self.space, self.at + (self.rows >> 1) + r))
+        highest = most[0]
+        for k in ti.static(range(1, WIDTH)):
+            highest = ti.max(highest, most[k])
+        return highest, tree_sum(sum_ * vector_exp(most - highest, WIDTH))
+
+
+@handle
+class Folded:
+    """The sum of many tiles. Added-up rows stand in its first row, added-up columns in its first column."""
+
+    def __init__(self, tile):
+        self.tile = tile
+
+    @ti.func
+    def begin(self):
+        self.tile.clear(0, 0, 0, 0)
+
+    @ti.func
+    def fold(self, other: ti.template(), rows, columns):
+        t = self.tile
+        for r in range(t.rows):
+            to = ti.select(rows == 1, 0, r)
+            if columns == 1:
+                total = Vector(0.0)
+                for c in range(t.panels):
+                    total += _vector(t.space, other.at + c * t.rows + r)
+                _add(t.space, t.at + to, tree_sum(total))
+            else:
+                for c in range(t.panels):
+                    at = t.at + c * t.rows + to
+                    _put(t.space, at, _vector(t.space, at) + _vector(t.space, other.at + c * t.rows + r))
+
+    @ti.func
+    def write(self, a: ti.template(), start, stride, rows, cols):
+        self.tile.save(a, start, stride, rows, cols)
+
+
+@macro
+def _add(space, at, v):
+    _element(space, at, 0)._assign(_element(space, at, 0) + v)
+
+
+@macro
+def _column(space, at, u):
+    return ti.Vector([_element(space, at + j, u) for j in range(WIDTH)])
 
 
 @ti.func

@@ -145,7 +145,7 @@ def prepare_backward(
         dx, dweight, got_rstd = arrays.take_outputs(("dx", "dweight", "rstd"), out, shapes, inputs, backend)
     launch = Launch((dx, dweight if w is not None else None, got_rstd))
     if rows == 0:
-        dweight.fill_zero()
+        dweight.fill(0.0)
         return launch
 
     from tkern.lang import columns, compiled, plan_rows

@@ -1,0 +1,522 @@
+"""Attention, forward and backward, each product and the mask written once for every backend.
+
+With S = scale·QKᵀ (softcapped, biased), P = exp(S − m)/l over the visible keys, m and l the maximum and the sum of a
+row, and Δ = rowsum(out·dout) − dlse::
+
+    O = P·V        dP = dO·Vᵀ     dS = P·(dP − Δ)
+    dV = Pᵀ·dO     dK = scale·dSᵀ·Q     dQ = scale·dS·K     dbias = dS
+
+No matrix of scores is stored: a tile of it is made, used and forgotten. The words (``t``, ``p``, tiles) are those of
+:mod:`tkern.lang.tiles`.
+"""
+
+import taichi as ti
+
+from tkern.lang.macros import handle, macro, value
+from tkern.lang.safe import LOWEST
+
+
+@handle
+class Row:
+    """What the scores of one query share."""
+
+    def __init__(self, low, high, shift, factor, delta, bias):
+        self.low = low
+        self.high = high
+        self.shift = shift
+        self.factor = factor
+        self.delta = delta
+        self.bias = bias
+
+
+@handle
+class Scores:
+    """From products to scores, weights and their gradients, for one (batch, head).
+
+    ``which`` says at compile time what is known already: ``stats`` (m and l) and ``delta``.
+    """
+
+    def __init__(self, t, which, arrays, numbers, batch, head):
+        self.t = t
+        self.which = which
+        self.arrays = arrays
+        self.n = numbers
+        self.rows = value((batch * numbers.heads + head) * numbers.queries)
+        self.mask_at = value(batch * numbers.keys)
+        self.bias_at = value(batch * numbers.bias_b + head * numbers.bias_h)
+
+    @macro
+    def row(self, i):
+        n, a, t = self.n, self.arrays, self.t
+        low = value(ti.max(i + n.offset - n.left, 0))
+        high = value(ti.min(i + n.offset + n.right, n.keys - 1))
+        at = value(self.rows + i)
+        shift = t.scalar(a.shift, at) if self.which.stats else 0.0
+        factor = t.scalar(a.factor, at) if self.which.stats else 0.0
+        delta = t.scalar(a.delta, at) if self.which.delta else 0.0
+        return Row(low, high, shift, factor, delta, value(self.bias_at + i * n.bias_q))
+
+    @ti.func
+    def raw(self, row, columns, s):
+        """Return scale·s, softcapped, and the derivative of that by scale·s."""
+        x = s * self.n.scale
+        slope = self.t.all(1.0)
+        if self.n.softcap > 0.0:
+            # tanh y = 1 − 2/(exp 2y + 1); beyond ±40 it is ±1 to the last bit.
+            y = ti.min(ti.max(x * (1.0 / self.n.softcap), -40.0), 40.0)
+            tanh = 1.0 - 2.0 / (self.t.exp(y * 2.0) + 1.0)
+            x = tanh * self.n.softcap
+            slope = 1.0 - tanh * tanh
+        return x, slope
+
+    @ti.func
+    def score(self, row, columns, s):
+        """Return the scores, LOWEST where the key is hidden."""
+        x, _ = self.raw(row, columns, s)
+        if self.n.has_bias == 1:
+            if self.n.bias_k == 1:
+                x = x + self.t.some(self.arrays.bias, row.bias + columns.first, self.n.keys - columns.first)
+            else:
+                x = x + self.t.all(self.t.scalar(self.arrays.bias, row.bias))
+            x = ti.max(x, LOWEST)
+        if self.n.has_mask == 1:
+            seen = self.t.some(self.arrays.key_mask, self.mask_at + columns.first, self.n.keys - columns.first)
+            x = ti.select(seen > 0.5, x, LOWEST)
+        x = ti.select(columns.each < row.low, LOWEST, x)
+        return ti.select(columns.each > row.high, LOWEST, x)
+
+    @ti.func
+    def counted(self, x, most):
+        """Return exp(x − most) of visible scores, 0 of hidden ones."""
+        return ti.select(x > 0.5 * LOWEST, self.t.exp(x - most), 0.0)
+
+    @ti.func
+    def weight(self, row, columns, s):
+        """Return P."""
+        return self.counted(self.score(row, columns, s), row.shift) * row.factor
+
+    @ti.func
+    def gradient(self, row, columns, s, dp):
+        """Return dS by the product QKᵀ, that is scale·softcap's slope·P·(dP − Δ); 0 where P is, whatever dP is."""
+        p = self.weight(row, columns, s)
+        _, slope = self.raw(row, columns, s)
+        return ti.select(p > 0.0, p * (dp - row.delta) * slope * self.n.scale, 0.0)
+
+    @ti.func
+    def bias_gradient(self, row, columns, s, dp):
+        """Return dS by the bias: without scale and softcap."""
+        p = self.weight(row, columns, s)
+        return ti.select(p > 0.0, p * (dp - row.delta), 0.0)
+
+
+@handle
+class Named:
+    """Arguments of a kernel by name."""
+
+    def __init__(self, **named):
+        self.__dict__.update(named)
+
+
+@macro
+def named(**arguments):
+    return Named(**arguments)
+
+
+# Sizes, steps between heads and rows in floats, and the options, as one argument.
+Numbers = ti.types.struct(
+    batch=ti.i32,
+    heads=ti.i32,
+    kv_heads=ti.i32,
+    queries=ti.i32,
+    keys=ti.i32,
+    dim=ti.i32,
+    value_dim=ti.i32,
+    q_b=ti.i32,
+    q_h=ti.i32,
+    q_r=ti.i32,
+    k_b=ti.i32,
+    k_h=ti.i32,
+    k_r=ti.i32,
+    v_b=ti.i32,
+    v_h=ti.i32,
+    v_r=ti.i32,
+    o_b=ti.i32,
+    o_h=ti.i32,
+    o_r=ti.i32,
+    bias_b=ti.i32,
+    bias_h=ti.i32,
+    bias_q=ti.i32,
+    bias_k=ti.i32,
+    # Keys before ``skip`` and from ``stop`` on are hidden from every query by their position.
+    skip=ti.i32,
+    stop=ti.i32,
+    offset=ti.i32,
+    left=ti.i32,
+    right=ti.i32,
+    has_bias=ti.i32,
+    has_mask=ti.i32,
+    want_q=ti.i32,
+    want_k=ti.i32,
+    want_v=ti.i32,
+    parts=ti.i32,
+    size=ti.i32,
+    scale=ti.f32,
+    softcap=ti.f32,
+    nothing=ti.f32,
+)
+
+
+# How the scores of dbias are spread over programs: how many each axis has (``lines`` and ``columns`` of tiles), how many
+# of each a program passes over, whether it adds up the rows or columns of a tile, and the steps of what it writes.
+Spread = ti.types.struct(
+    heads=ti.i32,
+    lines=ti.i32,
+    columns=ti.i32,
+    pass_b=ti.i32,
+    pass_h=ti.i32,
+    pass_q=ti.i32,
+    pass_k=ti.i32,
+    fold_q=ti.i32,
+    fold_k=ti.i32,
+    step_b=ti.i32,
+    step_h=ti.i32,
+    step_q=ti.i32,
+    step_k=ti.i32,
+)
+
+
+@ti.func
+def first_key(n, i, step: ti.template()):
+    """Return the first tile of keys that query ``i`` or a later one of its tile may see."""
+    return ti.max(i + n.offset - n.left, 0) // step
+
+
+@ti.func
+def last_key(n, i, rows, step: ti.template()):
+    """Return one past the last tile of keys that queries ``i`` to ``i + rows`` may see."""
+    return (ti.max(ti.min(i + rows - 1 + n.offset + n.right, n.keys - 1), -1) + step) // step
+
+
+@ti.func
+def first_query(n, j, step: ti.template()):
+    """Return the first tile of queries that may see key ``j`` or a later one of its tile."""
+    return ti.max(j - n.offset - n.right, 0) // step
+
+
+@ti.func
+def last_query(n, j, keys, step: ti.template()):
+    """Return one past the last tile of queries that may see keys ``j`` to ``j + keys``."""
+    return (ti.max(ti.min(j + keys - 1 - n.offset + n.left, n.queries - 1), -1) + step) // step
+
+
+def statistics(t, which):
+    """Build m, 1/l and lse of every row of scores."""
+
+    @ti.kernel
+    def attention_statistics(
+        q: t.Array, k: t.Array, key_mask: t.Array, bias: t.Array, shift: t.Array, factor: t.Array, lse: t.Array,
+        space: t.Array, n: Numbers, programs: ti.i32,
+    ):  # fmt: skip
+        ti.loop_config(block_dim=t.lanes)
+        for program in range(t.threads(programs)):
+            p = t.program(program, space, n.size)
+            tiles = (n.queries + (t.queries - 1)) // t.queries
+            h, b = program // tiles % n.heads, program // tiles // n.heads
+            i = program % tiles * t.queries
+            rows = ti.min(t.queries, n.queries - i)
+            f = Scores(t, which, named(key_mask=key_mask, bias=bias), n, b, h)
+            qs, ks = p.tile(t.queries, n.dim), p.tile(t.keys, n.dim)
+            turned = p.right(ks, n.dim)
+            s = p.tile(t.queries, t.keys)
+            running = p.running(t.queries)
+            qs.load(q, b * n.q_b + h * n.q_h + i * n.q_r, n.q_r, 0, rows, n.dim)
+            running.begin(LOWEST)
+            kv = h // (n.heads // n.kv_heads)
+            for tile in range(first_key(n, i, t.keys), last_key(n, i, rows, t.keys)):
+                j = tile * t.keys
+                count = ti.min(t.keys, n.stop - j)
+                ks.load(k, b * n.k_b + kv * n.k_h + j * n.k_r, n.k_r, n.skip - j, count, n.dim)
+                if n.has_mask == 1:
+                    ks.hide(key_mask, b * n.keys + j, count)
+                turned.turn(ks)
+                s.along(qs, turned, n.dim)
+                running.follow(s, f, i, rows, j)
+            for r in range(rows):
+                m, l = running.total(r)
+                at = (b * n.heads + h) * n.queries + i + r
+                seen = m > 0.5 * LOWEST
+                t.put_scalar(shift, at, ti.select(seen, m, 0.0))
+                t.put_scalar(factor, at, ti.select(seen, 1.0 / l, 0.0))
+                t.put_scalar(lse, at, ti.select(seen, m + ti.log(l), n.nothing))
+
+    return attention_statistics
+
+
+def output(t, which):
+    """Build O = P·V."""
+
+    @ti.kernel
+    def attention_output(
+        q: t.Array, k: t.Array, v: t.Array, key_mask: t.Array, bias: t.Array, shift: t.Array, factor: t.Array,
+        out: t.Array, space: t.Array, n: Numbers, programs: ti.i32,
+    ):  # fmt: skip
+        ti.loop_config(block_dim=t.lanes)
+        for program in range(t.threads(programs)):
+            p = t.program(program, space, n.size)
+            tiles = (n.queries + (t.queries - 1)) // t.queries
+            h, b = program // tiles % n.heads, program // tiles // n.heads
+            i = program % tiles * t.queries
+            rows = ti.min(t.queries, n.queries - i)
+            f = Scores(t, which, named(key_mask=key_mask, bias=bias, shift=shift, factor=factor), n, b, h)
+            qs, ks, vs = p.tile(t.queries, n.dim), p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
+            turned = p.right(ks, n.dim)
+            s = p.tile(t.queries, t.keys)
+            o = p.sums(t.queries, n.value_dim, out)
+            to = b * n.o_b + h * n.o_h + i * n.o_r
+            qs.load(q, b * n.q_b + h * n.q_h + i * n.q_r, n.q_r, 0, rows, n.dim)
+            o.clear(to, n.o_r, rows, n.value_dim)
+            kv = h // (n.heads // n.kv_heads)
+            for tile in range(first_key(n, i, t.keys), last_key(n, i, rows, t.keys)):
+                j = tile * t.keys
+                count = ti.min(t.keys, n.stop - j)
+                ks.load(k, b * n.k_b + kv * n.k_h + j * n.k_r, n.k_r, n.skip - j, count, n.dim)
+                vs.load(v, b * n.v_b + kv * n.v_h + j * n.v_r, n.v_r, n.skip - j, count, n.value_dim)
+                if n.has_mask == 1:
+                    ks.hide(key_mask, b * n.keys + j, count)
+                    vs.hide(key_mask, b * n.keys + j, count)
+                turned.turn(ks)
+                s.along(qs, turned, n.dim)
+                s.weigh(f, i, rows, j)
+                o.add_down(s, vs, to, n.o_r, rows, n.value_dim)
+            o.save(out, to, n.o_r, rows, n.value_dim)
+
+    return attention_output
+
+
+def recall(t):
+    """Build m and 1/l of every row from an lse that was saved: P = exp(S − lse)."""
+
+    @ti.kernel
+    def attention_recall(lse: t.Array, shift: t.Array, factor: t.Array, programs: ti.i32):
+        ti.loop_config(block_dim=t.lanes)
+        for i in range(t.threads(programs)):
+            saved = t.scalar(lse, i)
+            seen = saved > 0.5 * LOWEST
+            t.put_scalar(shift, i, ti.select(seen, saved, 0.0))
+            t.put_scalar(factor, i, ti.select(seen, 1.0, 0.0))
+
+    return attention_recall
+
+
+def clear(t):
+    """Build zeros."""
+
+    @ti.kernel
+    def attention_clear(a: t.Array, count: ti.i32, programs: ti.i32):
+        ti.loop_config(block_dim=t.lanes)
+        for i in range(t.threads(programs)):
+            t.fill(a, i * 4096, ti.min(4096, count - i * 4096), 0.0)
+
+    return attention_clear
+
+
+def correction(t):
+    """Build Δ = rowsum(out·dout) − dlse of every row."""
+
+    @ti.kernel
+    def attention_correction(
+        out: t.Array, dout: t.Array, dlse: t.Array, delta: t.Array, n: Numbers, with_dlse: ti.i32, programs: ti.i32
+    ):
+        ti.loop_config(block_dim=t.lanes)
+        for program in range(t.threads(programs)):
+            i = program % n.queries
+            h, b = program // n.queries % n.heads, program // n.queries // n.heads
+            at = b * n.o_b + h * n.o_h + i * n.o_r
+            d = t.dot(out, at, dout, at, n.value_dim)
+            if with_dlse == 1:
+                d -= t.scalar(dlse, program)
+            t.put_scalar(delta, program, d)
+
+    return attention_correction
+
+
+def backward_keys(t, which):
+    """Build dK and dV, and on a CPU a part of dQ for each part of the keys, which are summed afterwards.
+
+    A launch plan never wants dQ of this kernel on a GPU, where parts of it would take too much memory.
+    """
+
+    @ti.kernel
+    def attention_backward_keys(
+        q: t.Array, k: t.Array, v: t.Array, dout: t.Array, key_mask: t.Array, bias: t.Array, shift: t.Array,
+        factor: t.Array, delta: t.Array, dq: t.Array, dk: t.Array, dv: t.Array, space: t.Array, n: Numbers,
+        programs: ti.i32,
+    ):  # fmt: skip
+        ti.loop_config(block_dim=t.lanes)
+        for program in range(t.threads(programs)):
+            p = t.program(program, space, n.size)
+            part = program % n.parts
+            kv, b = program // n.parts % n.kv_heads, program // n.parts // n.kv_heads
+            groups = n.heads // n.kv_heads
+            qs, dos = p.tile(t.queries, n.dim), p.tile(t.queries, n.value_dim)
+            ks, vs = p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
+            turned_k, turned_v = p.right(ks, n.dim), p.right(vs, n.value_dim)
+            s, ds = p.tile(t.queries, t.keys), p.tile(t.queries, t.keys)
+            sum_k, sum_v = p.sums(t.keys, n.dim, dk), p.sums(t.keys, n.value_dim, dv)
+            sum_q = p.tile(t.queries, n.dim)
+            key_tiles = (n.keys + (t.keys - 1)) // t.keys
+            for tile in range(part * key_tiles // n.parts, (part + 1) * key_tiles // n.parts):
+                j = tile * t.keys
+                count = ti.min(t.keys, n.keys - j)
+                k_at, v_at = b * n.k_b + kv * n.k_h + j * n.k_r, b * n.v_b + kv * n.v_h + j * n.v_r
+                ks.load(k, k_at, n.k_r, n.skip - j, ti.min(count, n.stop - j), n.dim)
+                vs.load(v, v_at, n.v_r, n.skip - j, ti.min(count, n.stop - j), n.value_dim)
+                if n.has_mask == 1:
+                    ks.hide(key_mask, b * n.keys + j, count)
+                    vs.hide(key_mask, b * n.keys + j, count)
+                turned_k.turn(ks)
+                turned_v.turn(vs)
+                if n.want_k == 1:
+                    sum_k.clear(k_at, n.k_r, count, n.dim)
+                if n.want_v == 1:
+                    sum_v.clear(v_at, n.v_r, count, n.value_dim)
+                for g in range(groups):
+                    h = kv * groups + g
+                    f = Scores(
+                        t, which, named(key_mask=key_mask, bias=bias, shift=shift, factor=factor, delta=delta), n, b, h
+                    )
+                    for query_tile in range(first_query(n, j, t.queries), last_query(n, j, count, t.queries)):
+                        i = query_tile * t.queries
+                        rows = ti.min(t.queries, n.queries - i)
+                        q_at = b * n.q_b + h * n.q_h + i * n.q_r
+                        qs.load(q, q_at, n.q_r, 0, rows, n.dim)
+                        dos.load(dout, b * n.o_b + h * n.o_h + i * n.o_r, n.o_r, 0, rows, n.value_dim)
+                        qs.hide(factor, f.rows + i, rows)
+                        dos.hide(factor, f.rows + i, rows)
+                        s.along(qs, turned_k, n.dim)
+                        if n.want_k == 1 or n.want_q == 1:
+                            ds.along(dos, turned_v, n.value_dim)
+                            s.differentiate(ds, f, i, rows, j)
+                        else:
+                            s.weigh(f, i, rows, j)
+                        if n.want_v == 1:
+                            sum_v.add_across(s, dos, v_at, n.v_r, count, n.value_dim)
+                        if n.want_k == 1:
+                            sum_k.add_across(ds, qs, k_at, n.k_r, count, n.dim)
+                        if n.want_q == 1:
+                            sum_q.set_down(ds, ks)
+                            sum_q.save_more(dq, part * n.batch * n.q_b + q_at, n.q_r, rows, n.dim)
+                if n.want_k == 1:
+                    sum_k.save(dk, k_at, n.k_r, count, n.dim)
+                if n.want_v == 1:
+                    sum_v.save(dv, v_at, n.v_r, count, n.value_dim)
+
+    return attention_backward_keys
+
+
+def backward_queries(t, which):
+    """Build dQ."""
+
+    @ti.kernel
+    def attention_backward_queries(
+        q: t.Array, k: t.Array, v: t.Array, dout: t.Array, key_mask: t.Array, bias: t.Array, shift: t.Array,
+        factor: t.Array, delta: t.Array, dq: t.Array, space: t.Array, n: Numbers, programs: ti.i32,
+    ):  # fmt: skip
+        ti.loop_config(block_dim=t.lanes)
+        for program in range(t.threads(programs)):
+            p = t.program(program, space, n.size)
+            tiles = (n.queries + (t.queries - 1)) // t.queries
+            h, b = program // tiles % n.heads, program // tiles // n.heads
+            i = program % tiles * t.queries
+            rows = ti.min(t.queries, n.queries - i)
+            f = Scores(t, which, named(key_mask=key_mask, bias=bias, shift=shift, factor=factor, delta=delta), n, b, h)
+            qs, dos = p.tile(t.queries, n.dim), p.tile(t.queries, n.value_dim)
+            ks, vs = p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
+            turned_k, turned_v = p.right(ks, n.dim), p.right(vs, n.value_dim)
+            s, ds = p.tile(t.queries, t.keys), p.tile(t.queries, t.keys)
+            sum_q = p.sums(t.queries, n.dim, dq)
+            q_at = b * n.q_b + h * n.q_h + i * n.q_r
+            qs.load(q, q_at, n.q_r, 0, rows, n.dim)
+            dos.load(dout, b * n.o_b + h * n.o_h + i * n.o_r, n.o_r, 0, rows, n.value_dim)
+            qs.hide(factor, f.rows + i, rows)
+            dos.hide(factor, f.rows + i, rows)
+            sum_q.clear(q_at, n.q_r, rows, n.dim)
+            kv = h // (n.heads // n.kv_heads)
+            for tile in range(first_key(n, i, t.keys), last_key(n, i, rows, t.keys)):
+                j = tile * t.keys
+                count = ti.min(t.keys, n.stop - j)
+                ks.load(k, b * n.k_b + kv * n.k_h + j * n.k_r, n.k_r, n.skip - j, count, n.dim)
+                vs.load(v, b * n.v_b + kv * n.v_h + j * n.v_r, n.v_r, n.skip - j, count, n.value_dim)
+                if n.has_mask == 1:
+                    ks.hide(key_mask, b * n.keys + j, count)
+                    vs.hide(key_mask, b * n.keys + j, count)
+                turned_k.turn(ks)
+                turned_v.turn(vs)
+                s.along(qs, turned_k, n.dim)
+                ds.along(dos, turned_v, n.value_dim)
+                s.differentiate(ds, f, i, rows, j)
+                sum_q.add_down(ds, ks, q_at, n.q_r, rows, n.dim)
+            sum_q.save(dq, q_at, n.q_r, rows, n.dim)
+
+    return attention_backward_queries
+
+
+def backward_bias(t, which):
+    """Build dbias, or parts of it for every (batch, head), which are summed afterwards.
+
+    A program owns a tile of the bias's own rows and columns and passes over all scores that it was added to.
+    """
+
+    @ti.kernel
+    def attention_backward_bias(
+        q: t.Array, k: t.Array, v: t.Array, dout: t.Array, key_mask: t.Array, bias: t.Array, shift: t.Array,
+        factor: t.Array, delta: t.Array, dbias: t.Array, space: t.Array, n: Numbers, spread: Spread, programs: ti.i32,
+    ):  # fmt: skip
+        ti.loop_config(block_dim=t.lanes)
+        for program in range(t.threads(programs)):
+            p = t.program(program, space, n.size)
+            qs, dos = p.tile(t.queries, n.dim), p.tile(t.queries, n.value_dim)
+            ks, vs = p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
+            turned_k, turned_v = p.right(ks, n.dim), p.right(vs, n.value_dim)
+            s, ds = p.tile(t.queries, t.keys), p.tile(t.queries, t.keys)
+            sums = p.folded(t.queries, t.keys)
+            column, line = program % spread.columns, program // spread.columns % spread.lines
+            own_h = program // spread.columns // spread.lines % spread.heads
+            own_b = program // spread.columns // spread.lines // spread.heads
+            sums.begin()
+            rows, count = 0, 0
+            for b in range(own_b, own_b + spread.pass_b):
+                for h in range(own_h, own_h + spread.pass_h):
+                    kv = h // (n.heads // n.kv_heads)
+                    f = Scores(
+                        t, which, named(key_mask=key_mask, bias=bias, shift=shift, factor=factor, delta=delta), n, b, h
+                    )
+                    for query_tile in range(line, line + spread.pass_q):
+                        i = query_tile * t.queries
+                        rows = ti.min(t.queries, n.queries - i)
+                        qs.load(q, b * n.q_b + h * n.q_h + i * n.q_r, n.q_r, 0, rows, n.dim)
+                        dos.load(dout, b * n.o_b + h * n.o_h + i * n.o_r, n.o_r, 0, rows, n.value_dim)
+                        qs.hide(factor, f.rows + i, rows)
+                        dos.hide(factor, f.rows + i, rows)
+                        for key_tile in range(column, column + spread.pass_k):
+                            j = key_tile * t.keys
+                            count = ti.min(t.keys, n.keys - j)
+                            seen = ti.min(count, n.stop - j)
+                            ks.load(k, b * n.k_b + kv * n.k_h + j * n.k_r, n.k_r, n.skip - j, seen, n.dim)
+                            vs.load(v, b * n.v_b + kv * n.v_h + j * n.v_r, n.v_r, n.skip - j, seen, n.value_dim)
+                            if n.has_mask == 1:
+                                ks.hide(key_mask, b * n.keys + j, count)
+                                vs.hide(key_mask, b * n.keys + j, count)
+                            turned_k.turn(ks)
+                            turned_v.turn(vs)
+                            s.along(qs, turned_k, n.dim)
+                            ds.along(dos, turned_v, n.value_dim)
+                            ds.bias_gradients(s, f, i, rows, j)
+                            sums.fold(ds, spread.fold_q, spread.fold_k)
+            at = own_b * spread.step_b + own_h * spread.step_h
+            at += line * t.queries * spread.step_q + column * t.keys * spread.step_k
+            sums.write(
+                dbias, at, spread.step_q, ti.select(spread.fold_q == 1, 1, rows), ti.select(spread.fold_k == 1, 1, count)
+            )
+
+    return attention_backward_bias

@@ -1,0 +1,243 @@
+"""How attention is laid over launches: which kernels run, over how many programs, with what memory.
+
+On a CPU dq, dk and dv come from one pass of five products: a program takes a key head (or a part of its keys, where
+there are fewer key heads than cores), and adds to dq as it goes, to a private dq for each part. On a GPU, where a
+private dq for each tile of keys would not fit, dq has a launch of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from types import SimpleNamespace
+from typing import Any
+
+from tkern import arrays, runtime
+from tkern.errors import SizeLimitError
+from tkern.launch import Launch
+from tkern.ops.attention.options import Inputs, Options
+
+__all__ = ["Work"]
+
+# Private dqs of a CPU launch take at most this much beside the first.
+_MOST_PARTS_BYTES = 32 * 2**20
+
+
+class Work:
+    """The launches of one call, in order; memory that they share is made once."""
+
+    def __init__(self, inputs: Inputs, options: Options, backend: str) -> None:
+        from tkern.lang.tiles import tile_words
+
+        self._inputs = inputs
+        self._options = options
+        self._backend = backend
+        _refuse_long_loops(inputs, options, backend)
+        self._words = tile_words(backend)
+        self._q, self._k, self._v = (one.argument(backend) for one in (inputs.q, inputs.k, inputs.v))
+        nothing = arrays.zeros(1, backend)
+        self._bias = nothing if options.bias is None else options.bias.argument(backend)
+        mask = options.key_mask
+        taken = None if mask is None else arrays.take("key_mask", mask, backend=backend)
+        self._mask = nothing if taken is None else taken.argument(backend)
+        rows = math.prod(inputs.row_shape)
+        self._rows = rows
+        self._shift, self._factor, self._delta = (_own(rows, backend) for _ in range(3))
+        size = self._space_vectors()
+        threads = (os.cpu_count() or 1) if backend == "cpu" else 1
+        self._space = _own(16 * size * threads, backend)
+        self._base = self._numbers(size)
+        self._dout: Any = None
+
+    def add_statistics(self, launch: Launch, lse: Any) -> None:
+        """Add what makes m, 1/l and lse."""
+        launch.add(
+            self._kernel("statistics", stats=False, delta=False),
+            self._q, self._k, self._mask, self._bias, self._shift, self._factor, lse, self._space,
+            self._pack(), self._query_programs(),
+        )  # fmt: skip
+
+    def add_recall(self, launch: Launch, lse: arrays.Input) -> None:
+        """Add what makes m and 1/l of a saved lse."""
+        launch.add(self._kernel("recall"), lse.argument(self._backend), self._shift, self._factor, self._rows)
+
+    def add_output(self, launch: Launch, out: Any) -> None:
+        """Add what makes out."""
+        launch.add(
+            self._kernel("output", stats=True, delta=False),
+            self._q, self._k, self._v, self._mask, self._bias, self._shift, self._factor, out, self._space,
+            self._pack(), self._query_programs(),
+        )  # fmt: skip
+
+    def add_correction(self, launch: Launch, out: Any, dout: arrays.Input, dlse: arrays.Input | None) -> None:
+        """Add what makes Δ."""
+        self._dout = dout.argument(self._backend)
+        given = self._delta if dlse is None else dlse.argument(self._backend)
+        if dlse is None:
+            given = arrays.zeros(1, self._backend)
+        launch.add(
+            self._kernel("correction"), out, self._dout, given, self._delta, self._pack(), int(dlse is not None), self._rows
+        )
+
+    def add_gradients(self, launch: Launch, wanted: dict[str, Any]) -> None:
+        """Add what makes the gradients in ``wanted``, by name."""
+        others = "k" in wanted or "v" in wanted
+        together = self._words.one_pass and others and "q" in wanted
+        if others:
+            self._add_keys(launch, wanted, together)
+        if "q" in wanted and not together:
+            launch.add(
+                self._kernel("backward_queries", stats=True, delta=True),
+                *self._arguments(), wanted["q"], self._space, self._pack(), self._query_programs(),
+            )  # fmt: skip
+        if "bias" in wanted:
+            self._add_bias(launch, wanted["bias"])
+
+    def _add_keys(self, launch: Launch, wanted: dict[str, Any], together: bool) -> None:
+        from tkern.lang import columns
+
+        size = self._inputs
+        tiles = -(-size.keys // self._words.keys)
+        heads = size.batch * size.kv_heads
+        nothing = arrays.zeros(1, self._backend)
+        parts, dq = tiles, nothing
+        count = math.prod(size.q.shape)
+        if self._words.one_pass:
+            most = 1 + _MOST_PARTS_BYTES // (4 * count)
+            parts = max(1, min(tiles, -(-2 * (os.cpu_count() or 1) // heads), most))
+        if together:
+            dq = wanted["q"] if parts == 1 else _own(parts * count, self._backend)
+            launch.add(self._kernel("clear"), dq, parts * count, -(-parts * count // 4096))
+        launch.add(
+            self._kernel("backward_keys", stats=True, delta=True),
+            *self._arguments(), dq, wanted.get("k", nothing), wanted.get("v", nothing), self._space,
+            self._pack(parts=parts, want_q=int(together), want_k=int("k" in wanted), want_v=int("v" in wanted)),
+            heads * parts,
+        )  # fmt: skip
+        if together and parts > 1:
+            launch.add(columns.sum_kernel(self._backend, count), dq, wanted["q"], parts, count, count)
+
+    def _add_bias(self, launch: Launch, dbias: Any) -> None:
+        from tkern.lang import columns
+        from tkern.ops.attention import kernel
+
+        size, words = self._inputs, self._words
+        b, h, rows, cols = self._options.bias_sizes
+        # Where the bias is a whole matrix, private ones for every head would take the memory of all scores.
+        whole = rows == size.queries and cols == size.keys
+        pass_b = size.batch if b == 1 and whole else 1
+        pass_h = size.heads if h == 1 and (whole or b == size.batch) else 1
+        own_b, own_h = size.batch // pass_b, size.heads // pass_h
+        query_tiles, key_tiles = -(-size.queries // words.queries), -(-size.keys // words.keys)
+        fold_q, fold_k = int(rows != size.queries), int(cols != size.keys)
+        lines, pass_q = (1, query_tiles) if fold_q else (query_tiles, 1)
+        across, pass_k = (1, key_tiles) if fold_k else (key_tiles, 1)
+        total, made = b * h * rows * cols, own_b * own_h * rows * cols
+        target = dbias if total == made else _own(made, self._backend)
+        spread = kernel.Spread(
+            heads=own_h, lines=lines, columns=across, pass_b=pass_b, pass_h=pass_h, pass_q=pass_q, pass_k=pass_k,
+            fold_q=fold_q, fold_k=fold_k, step_b=own_h * rows * cols, step_h=rows * cols, step_q=cols, step_k=1,
+        )  # fmt: skip
+        launch.add(
+            self._kernel("backward_bias", stats=True, delta=True),
+            *self._arguments(), target, self._space, self._pack(), spread, own_b * own_h * lines * across,
+        )  # fmt: skip
+        if total != made:
+            launch.add(columns.sum_kernel(self._backend, total), target, dbias, made // total, total, total)
+
+    def _arguments(self) -> tuple[Any, ...]:
+        return (
+            self._q, self._k, self._v, self._dout, self._mask, self._bias, self._shift, self._factor, self._delta,
+        )  # fmt: skip
+
+    def _query_programs(self) -> int:
+        return self._inputs.batch * self._inputs.heads * -(-self._inputs.queries // self._words.queries)
+
+    def _kernel(self, name: str, **which: bool) -> Any:
+        from tkern.lang import compiled
+        from tkern.ops.attention import kernel
+
+        if not which:
+            return compiled(getattr(kernel, name), self._words)
+        return compiled(_with(getattr(kernel, name), tuple(which.items())), self._words)
+
+    def _pack(self, **changes: int) -> Any:
+        from tkern.ops.attention import kernel
+
+        return kernel.Numbers(**{**self._base, **changes})
+
+    def _numbers(self, size: int) -> dict[str, Any]:
+        n, o = self._inputs, self._options
+        steps = {
+            "q": n.steps(n.heads, n.queries, n.dim),
+            "k": n.steps(n.kv_heads, n.keys, n.dim),
+            "v": n.steps(n.kv_heads, n.keys, n.value_dim),
+            "o": n.steps(n.heads, n.queries, n.value_dim),
+        }
+        numbers: dict[str, Any] = {
+            f"{name}_{axis}": step for name, three in steps.items() for axis, step in zip("bhr", three, strict=True)
+        }
+        bias = dict.fromkeys(("bias_b", "bias_h", "bias_q", "bias_k"), 0)
+        if o.bias is not None:
+            b, h, rows, cols = o.bias_sizes
+            bias = {
+                "bias_b": h * rows * cols if b > 1 else 0,
+                "bias_h": rows * cols if h > 1 else 0,
+                "bias_q": cols if rows > 1 else 0,
+                "bias_k": int(cols == n.keys),
+            }
+        return {
+            **numbers, **bias,
+            "batch": n.batch, "heads": n.heads, "kv_heads": n.kv_heads, "queries": n.queries, "keys": n.keys,
+            "dim": n.dim, "value_dim": n.value_dim,
+            "skip": max(0, o.offset - o.left), "stop": max(0, min(n.keys, n.queries + o.offset + o.right)),
+            "offset": o.offset, "left": o.left, "right": o.right,
+            "has_bias": int(o.bias is not None), "has_mask": int(o.key_mask is not None),
+            "want_q": 0, "want_k": 0, "want_v": 0, "parts": 1, "size": size,
+            "scale": o.scale, "softcap": o.softcap, "nothing": -math.inf,
+        }  # fmt: skip
+
+    def _space_vectors(self) -> int:
+        """Return the vectors of 16 floats that the tiles of one thread take, as the kernels ask for them."""
+        queries, keys = self._words.queries, self._words.keys
+        d, dv = -(-self._inputs.dim // 16), -(-self._inputs.value_dim // 16)
+        operands = 2 * (queries + keys) * (d + dv)
+        return operands + keys * (d + dv) + 3 * queries * -(-keys // 16) + 2 * queries
+
+
+def _refuse_long_loops(inputs: Inputs, options: Options, backend: str) -> None:
+    """Refuse sizes at which a Vulkan device in software would end a lane's loops before they are done."""
+    if backend == "cpu" or not runtime.backend(backend).in_software:
+        return
+    from tkern.lang.tiles_gpu import LOOP_LIMIT
+
+    each = 2 * (-(-inputs.dim // 8) - (-inputs.value_dim // 8)) + 3
+    passes = max(inputs.keys, inputs.queries * (inputs.heads // inputs.kv_heads))
+    if options.bias is not None:
+        b, h, rows, cols = options.bias_sizes
+        across = (1 if rows == inputs.queries else inputs.queries) * (1 if cols == inputs.keys else inputs.keys)
+        passes = max(passes, across * (inputs.batch if b == 1 else 1) * (inputs.heads if h == 1 else 1))
+    if passes * each > LOOP_LIMIT:
+        raise SizeLimitError(
+            argument="q",
+            expected=f"at most {LOOP_LIMIT} steps of a loop on a {backend} device in software",
+            got=f"{passes * each}",
+            hint="such a device ends longer loops in silence; use the cpu backend, or shorter sequences",
+        )
+
+
+def _own(count: int, backend: str) -> Any:
+    """Return memory that nothing else has while the launch lives (a workspace may be shared)."""
+    return arrays.workspace(count, backend) if backend == "cpu" else arrays.zeros(count, backend)
+
+
+_built: dict[tuple[Any, ...], Any] = {}
+
+
+def _with(build: Any, which: tuple[tuple[str, bool], ...]) -> Any:
+    """Return ``build`` with its compile-time options given, the same function for the same options."""
+    key = (build, which)
+    if key not in _built:
+        known = SimpleNamespace(_data_oriented=True, **dict(which))
+        _built[key] = lambda words: build(words, known)
+    return _built[key]
