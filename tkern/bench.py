@@ -168,7 +168,7 @@ def _time_shape(
             by=by,
             shape=shape.name,
             dims=" ".join(f"{name}={size}" for name, size in shape.dims.items()),
-            elements=math.prod(shape.dims.values()),
+            elements=shape.elements,
             ms=timing.median,
             ms_q20=timing.low,
             ms_q80=timing.high,

@@ -6,6 +6,7 @@ built-in ops and a user's own module (``--kernels FILE.py``) use this and nothin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,6 +85,11 @@ class Shape:
     def name(self) -> str:
         """Return the sizes as one word: ``8192x4096``."""
         return "x".join(str(n) for n in self.dims.values())
+
+    @property
+    def elements(self) -> int:
+        """Return the product of the sizes, as a measure of how large it is; a 0 is an option, not a size."""
+        return math.prod(n for n in self.dims.values() if n)
 
 
 @dataclass(frozen=True)

@@ -9,30 +9,12 @@ What lies past a tile's last row or column is 0, so no product need know where t
 """
 
 import taichi as ti
-from taichi.lang import impl
 
-from tkern.lang.macros import builder, handle, macro, value, variable
+from tkern.lang.macros import handle, macro, value, variable
+from tkern.lang.products_cpu import careful_product, element_at, product, put_at, vector_at
 from tkern.lang.rows import VECTOR_WIDTH as WIDTH
 from tkern.lang.rows_cpu import Vector, load, load_scalar, load_some, store, store_scalar, store_some, tree_sum
 from tkern.lang.safe import vector_exp
-
-_ROWS = 4
-
-
-@macro
-def _vector(a, at):
-    """Vector ``at`` of an array, to be read or assigned to."""
-    return impl.subscript(builder(), a, at)
-
-
-@macro
-def _element(a, at, k):
-    return impl.subscript(builder(), _vector(a, at), k)
-
-
-@macro
-def _put(a, at, v):
-    _vector(a, at)._assign(v)
 
 
 @handle
@@ -97,7 +79,9 @@ class CpuTiles:
         """Return the sum of the products of ``count`` floats of ``a`` and of ``b``."""
         total = Vector(0.0)
         for c in range((count + (WIDTH - 1)) >> 4):
-            total += self.some(a, a_at + c * WIDTH, count - c * WIDTH) * self.some(b, b_at + c * WIDTH, count - c * WIDTH)
+            total += self.some(a, a_at + c * WIDTH, count - c * WIDTH) * self.some(
+                b, b_at + c * WIDTH, count - c * WIDTH
+            )
         return tree_sum(total)
 
 
@@ -113,7 +97,9 @@ class _Program:
     def tile(self, rows, cols):
         """Return a tile of ``rows`` × ``cols`` floats; what is in it is undefined."""
         panels = (cols + (WIDTH - 1)) >> 4
-        made = Tile(self.space, value(self.base + self.used), rows, panels if isinstance(panels, int) else value(panels))
+        made = Tile(
+            self.space, value(self.base + self.used), rows, panels if isinstance(panels, int) else value(panels)
+        )
         self.used = value(self.used + rows * panels)
         return made
 
@@ -159,11 +145,13 @@ class Tile:
         self.at = at
         self.rows = rows
         self.panels = panels
+        # 1 where something in the tile is not finite: then 0 times it is not 0.
+        self.odd = variable(0)
 
     @ti.func
     def clear(self, start, stride, count, cols):
         for n in range(self.rows * self.panels):
-            _put(self.space, self.at + n, Vector(0.0))
+            put_at(self.space, self.at + n, Vector(0.0))
 
     @ti.func
     def load(self, a: ti.template(), start, stride, skip, count, cols):
@@ -171,18 +159,23 @@ class Tile:
 
         Rows before ``skip`` and from ``count`` on are not read: they become 0.
         """
+        self.odd = 0
+        rest = Vector(0.0)
         for c in range(self.panels):
             left = cols - c * WIDTH
             for r in range(self.rows):
                 at = self.at + c * self.rows + r
                 from_ = start + r * stride + c * WIDTH
                 inside = r >= skip and r < count
+                v = Vector(0.0)
                 if inside and left >= WIDTH:
-                    _put(self.space, at, load(a, from_))
+                    v = load(a, from_)
                 elif inside and left > 0:
-                    _put(self.space, at, load_some(a, from_, left))
-                else:
-                    _put(self.space, at, Vector(0.0))
+                    v = load_some(a, from_, left)
+                put_at(self.space, at, v)
+                rest += v * 0.0
+        if (tree_sum(rest) == 0.0) == 0:
+            self.odd = 1
 
     @ti.func
     def hide(self, seen: ti.template(), start, count):
@@ -190,7 +183,7 @@ class Tile:
         for r in range(count):
             if load_scalar(seen, start + r) == 0.0:
                 for c in range(self.panels):
-                    _put(self.space, self.at + c * self.rows + r, Vector(0.0))
+                    put_at(self.space, self.at + c * self.rows + r, Vector(0.0))
 
     @ti.func
     def turn(self, other: ti.template()):
@@ -198,7 +191,7 @@ class Tile:
         for c in range(self.panels):
             for d in range(other.panels):
                 for u in range(WIDTH):
-                    _put(
+                    put_at(
                         self.space,
                         self.at + c * self.rows + d * WIDTH + u,
                         _column(self.space, other.at + d * other.rows + c * WIDTH, u),
@@ -210,7 +203,7 @@ class Tile:
         for c in range(self.panels):
             left = cols - c * WIDTH
             for r in range(count):
-                v = variable(_vector(self.space, self.at + c * self.rows + r))
+                v = variable(vector_at(self.space, self.at + c * self.rows + r))
                 to = start + r * stride + c * WIDTH
                 if left >= WIDTH:
                     store(a, to, v)
@@ -223,7 +216,7 @@ class Tile:
         for c in range(self.panels):
             left = cols - c * WIDTH
             for r in range(count):
-                v = variable(_vector(self.space, self.at + c * self.rows + r))
+                v = variable(vector_at(self.space, self.at + c * self.rows + r))
                 to = start + r * stride + c * WIDTH
                 if left >= WIDTH:
                     store(a, to, load(a, to) + v)
@@ -238,17 +231,26 @@ class Tile:
     @ti.func
     def add_across(self, scores: ti.template(), b: ti.template(), start, stride, count, cols):
         """Add scoresᵀ·b."""
-        product(self, scores, b, scores.rows, True, True)
+        if b.odd == 1:
+            careful_product(self, scores, b, scores.rows, True, True)
+        else:
+            product(self, scores, b, scores.rows, True, True)
 
     @ti.func
     def set_down(self, scores: ti.template(), b: ti.template()):
         """Set to scores·b."""
-        product(self, scores, b, scores.panels * WIDTH, False, False)
+        if b.odd == 1:
+            careful_product(self, scores, b, scores.panels * WIDTH, False, False)
+        else:
+            product(self, scores, b, scores.panels * WIDTH, False, False)
 
     @ti.func
     def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols):
         """Add scores·b."""
-        product(self, scores, b, scores.panels * WIDTH, False, True)
+        if b.odd == 1:
+            careful_product(self, scores, b, scores.panels * WIDTH, False, True)
+        else:
+            product(self, scores, b, scores.panels * WIDTH, False, True)
 
     @ti.func
     def weigh(self, f: ti.template(), first_row, rows, first_column):
@@ -259,10 +261,10 @@ class Tile:
                 for c in range(self.panels):
                     at = self.at + c * self.rows + r
                     columns = Columns(value(first_column + c * WIDTH))
-                    _put(self.space, at, f.weight(row, columns, variable(_vector(self.space, at))))
+                    put_at(self.space, at, f.weight(row, columns, variable(vector_at(self.space, at))))
             else:
                 for c in range(self.panels):
-                    _put(self.space, self.at + c * self.rows + r, Vector(0.0))
+                    put_at(self.space, self.at + c * self.rows + r, Vector(0.0))
 
     @ti.func
     def differentiate(self, grads: ti.template(), f: ti.template(), first_row, rows, first_column):
@@ -274,13 +276,13 @@ class Tile:
                     at = self.at + c * self.rows + r
                     other = grads.at + c * self.rows + r
                     columns = Columns(value(first_column + c * WIDTH))
-                    s, dp = variable(_vector(self.space, at)), variable(_vector(self.space, other))
-                    _put(self.space, at, f.weight(row, columns, s))
-                    _put(self.space, other, f.gradient(row, columns, s, dp))
+                    s, dp = variable(vector_at(self.space, at)), variable(vector_at(self.space, other))
+                    put_at(self.space, at, f.weight(row, columns, s))
+                    put_at(self.space, other, f.gradient(row, columns, s, dp))
             else:
                 for c in range(self.panels):
-                    _put(self.space, self.at + c * self.rows + r, Vector(0.0))
-                    _put(self.space, grads.at + c * self.rows + r, Vector(0.0))
+                    put_at(self.space, self.at + c * self.rows + r, Vector(0.0))
+                    put_at(self.space, grads.at + c * self.rows + r, Vector(0.0))
 
     @ti.func
     def bias_gradients(self, scores: ti.template(), f: ti.template(), first_row, rows, first_column):
@@ -291,40 +293,40 @@ class Tile:
                 for c in range(self.panels):
                     at = self.at + c * self.rows + r
                     columns = Columns(value(first_column + c * WIDTH))
-                    s = variable(_vector(self.space, scores.at + c * self.rows + r))
-                    _put(self.space, at, f.bias_gradient(row, columns, s, variable(_vector(self.space, at))))
+                    s = variable(vector_at(self.space, scores.at + c * self.rows + r))
+                    put_at(self.space, at, f.bias_gradient(row, columns, s, variable(vector_at(self.space, at))))
             else:
                 for c in range(self.panels):
-                    _put(self.space, self.at + c * self.rows + r, Vector(0.0))
+                    put_at(self.space, self.at + c * self.rows + r, Vector(0.0))
 
     @ti.func
     def begin(self, lowest):
         """Begin running maxima and sums."""
         for r in range(self.rows >> 1):
-            _put(self.space, self.at + r, Vector(lowest))
-            _put(self.space, self.at + (self.rows >> 1) + r, Vector(0.0))
+            put_at(self.space, self.at + r, Vector(lowest))
+            put_at(self.space, self.at + (self.rows >> 1) + r, Vector(0.0))
 
     @ti.func
     def follow(self, scores: ti.template(), f: ti.template(), first_row, rows, first_column):
         """Take scores into the running maxima and sums; each of the 16 columns of a panel runs on its own."""
         for r in range(rows):
             row = f.row(first_row + r)
-            most = variable(_vector(self.space, self.at + r))
-            sum_ = variable(_vector(self.space, self.at + (self.rows >> 1) + r))
+            most = variable(vector_at(self.space, self.at + r))
+            sum_ = variable(vector_at(self.space, self.at + (self.rows >> 1) + r))
             for c in range(scores.panels):
                 columns = Columns(value(first_column + c * WIDTH))
-                x = f.score(row, columns, variable(_vector(scores.space, scores.at + c * scores.rows + r)))
+                x = f.score(row, columns, variable(vector_at(scores.space, scores.at + c * scores.rows + r)))
                 more = ti.max(most, x)
                 sum_ = sum_ * vector_exp(most - more, WIDTH) + f.counted(x, more)
                 most = more
-            _put(self.space, self.at + r, most)
-            _put(self.space, self.at + (self.rows >> 1) + r, sum_)
+            put_at(self.space, self.at + r, most)
+            put_at(self.space, self.at + (self.rows >> 1) + r, sum_)
 
     @ti.func
     def total(self, r):
         """Return the running maximum and sum of row ``r`` over all columns."""
-        most = variable(_vector(self.space, self.at + r))
-        sum_ = variable(_vector(self.space, self.at + (self.rows >> 1) + r))
+        most = variable(vector_at(self.space, self.at + r))
+        sum_ = variable(vector_at(self.space, self.at + (self.rows >> 1) + r))
         highest = most[0]
         for k in ti.static(range(1, WIDTH)):
             highest = ti.max(highest, most[k])
@@ -350,12 +352,12 @@ class Folded:
             if columns == 1:
                 total = Vector(0.0)
                 for c in range(t.panels):
-                    total += _vector(t.space, other.at + c * t.rows + r)
+                    total += vector_at(t.space, other.at + c * t.rows + r)
                 _add(t.space, t.at + to, tree_sum(total))
             else:
                 for c in range(t.panels):
                     at = t.at + c * t.rows + to
-                    _put(t.space, at, _vector(t.space, at) + _vector(t.space, other.at + c * t.rows + r))
+                    put_at(t.space, at, vector_at(t.space, at) + vector_at(t.space, other.at + c * t.rows + r))
 
     @ti.func
     def write(self, a: ti.template(), start, stride, rows, cols):
@@ -364,69 +366,9 @@ class Folded:
 
 @macro
 def _add(space, at, v):
-    _element(space, at, 0)._assign(_element(space, at, 0) + v)
+    element_at(space, at, 0)._assign(element_at(space, at, 0) + v)
 
 
 @macro
 def _column(space, at, u):
-    return ti.Vector([_element(space, at + j, u) for j in range(WIDTH)])
-
-
-@ti.func
-def product(c: ti.template(), a: ti.template(), b: ti.template(), depth, transposed: ti.template(), add: ti.template()):
-    """c = a·b, or aᵀ·b where ``transposed``, plus c where ``add``; ``depth`` is the length of the sums, a multiple of 16."""
-    for n in range(c.panels):
-        for m in range(c.rows // _ROWS):
-            _micro_kernel(c, a, b, n, m, depth, transposed, add)
-
-
-@ti.func
-def _micro_kernel(
-    c: ti.template(), a: ti.template(), b: ti.template(), n, m, depth, transposed: ti.template(), add: ti.template()
-):
-    to = c.at + n * c.rows + m * _ROWS
-    sums = _begin(c.space, to, add)
-    for k in range(depth >> 4):
-        right = b.at + n * b.rows + k * WIDTH
-        if ti.static(transposed):
-            # Rows of a are the sum's steps, its columns the rows of c.
-            left = a.at + (m >> 2) * a.rows + k * WIDTH
-            first = (m & 3) * _ROWS
-            _steps_transposed(c.space, sums, left, first, right)
-        else:
-            left = a.at + k * a.rows + m * _ROWS
-            _steps(c.space, sums, left, right)
-    _end(c.space, to, sums)
-
-
-@handle
-class _Sums:
-    def __init__(self, rows):
-        self.rows = rows
-
-
-@macro
-def _begin(space, to, add):
-    return _Sums([variable(_vector(space, to + i) if add else Vector(0.0)) for i in range(_ROWS)])
-
-
-@macro
-def _steps(space, sums, left, right):
-    for u in range(WIDTH):
-        v = variable(_vector(space, right + u))
-        for i in range(_ROWS):
-            sums.rows[i]._assign(sums.rows[i] + v * value(_element(space, left + i, u)))
-
-
-@macro
-def _steps_transposed(space, sums, left, first, right):
-    for u in range(WIDTH):
-        v = variable(_vector(space, right + u))
-        for i in range(_ROWS):
-            sums.rows[i]._assign(sums.rows[i] + v * value(_element(space, left + u, first + i)))
-
-
-@macro
-def _end(space, to, sums):
-    for i in range(_ROWS):
-        _put(space, to + i, sums.rows[i])
+    return ti.Vector([element_at(space, at + j, u) for j in range(WIDTH)])

@@ -9,7 +9,6 @@ import taichi as ti
 from tkern.lang.macros import handle, macro, value, variable
 from tkern.lang.rows_gpu import element, put
 
-
 # Steps of a loop written out. It lets loads overlap, and a device in software (Mesa's) ends a lane's loops, silently,
 # after 65535 steps in all: see LOOP_LIMIT.
 _UNROLLED = 8
@@ -232,12 +231,14 @@ class _Sums:
 
     @ti.func
     def add_across(self, scores: ti.template(), b: ti.template(), start, stride, count, cols):
-        if scores.number != 0.0 and b.hidden == 0:
+        # Not "!= 0", which is false of a NaN on every backend.
+        if (scores.number == 0.0) == 0 and b.hidden == 0:
             _add_multiple(self.out, start, scores.number, b.a, b.start, cols)
 
     @ti.func
     def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols):
-        if scores.number != 0.0 and b.hidden == 0:
+        # Not "!= 0", which is false of a NaN on every backend.
+        if (scores.number == 0.0) == 0 and b.hidden == 0:
             _add_multiple(self.out, start, scores.number, b.a, b.start, cols)
 
     @macro

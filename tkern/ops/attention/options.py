@@ -84,13 +84,14 @@ def check_inputs(q: Any, k: Any, v: Any, layout: Any, backend: str) -> Inputs:
             raise ShapeError(
                 argument=one.name, expected=f"shape {axes} with D at least 1", got=arrays.shape_text(one.shape)
             )
-    (batch, heads, queries, dim), (_, kv_heads, keys, _), (_, _, _, value_dim) = (_heads_first(t, layout) for t in taken)
-    found = Inputs(*taken, layout, batch, heads, kv_heads, queries, keys, dim, value_dim)
+    (batch, heads, queries, dim), (_, kv_heads, keys, _), (_, _, _, value_dim) = (
+        _heads_first(t, layout) for t in taken
+    )
+    found = Inputs(taken[0], taken[1], taken[2], layout, batch, heads, kv_heads, queries, keys, dim, value_dim)
     _expect_shape(taken[1], found.shape(kv_heads, keys, dim))
     _expect_shape(taken[2], found.shape(kv_heads, keys, value_dim))
-    if kv_heads == 0 or heads % kv_heads:
-        if heads or kv_heads:
-            raise ShapeError(argument="k", expected=f"heads that divide q's {heads}", got=f"{kv_heads} heads")
+    if (kv_heads == 0 or heads % kv_heads) and (heads or kv_heads):
+        raise ShapeError(argument="k", expected=f"heads that divide q's {heads}", got=f"{kv_heads} heads")
     return found
 
 

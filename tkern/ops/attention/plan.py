@@ -72,11 +72,16 @@ class Work:
     def add_correction(self, launch: Launch, out: Any, dout: arrays.Input, dlse: arrays.Input | None) -> None:
         """Add what makes Δ."""
         self._dout = dout.argument(self._backend)
-        given = self._delta if dlse is None else dlse.argument(self._backend)
-        if dlse is None:
-            given = arrays.zeros(1, self._backend)
+        given = arrays.zeros(1, self._backend) if dlse is None else dlse.argument(self._backend)
         launch.add(
-            self._kernel("correction"), out, self._dout, given, self._delta, self._pack(), int(dlse is not None), self._rows
+            self._kernel("correction"),
+            out,
+            self._dout,
+            given,
+            self._delta,
+            self._pack(),
+            int(dlse is not None),
+            self._rows,
         )
 
     def add_gradients(self, launch: Launch, wanted: dict[str, Any]) -> None:
@@ -119,7 +124,7 @@ class Work:
 
     def _add_bias(self, launch: Launch, dbias: Any) -> None:
         from tkern.lang import columns
-        from tkern.ops.attention import kernel
+        from tkern.ops.attention import scores
 
         size, words = self._inputs, self._words
         b, h, rows, cols = self._options.bias_sizes
@@ -134,7 +139,7 @@ class Work:
         across, pass_k = (1, key_tiles) if fold_k else (key_tiles, 1)
         total, made = b * h * rows * cols, own_b * own_h * rows * cols
         target = dbias if total == made else _own(made, self._backend)
-        spread = kernel.Spread(
+        spread = scores.Spread(
             heads=own_h, lines=lines, columns=across, pass_b=pass_b, pass_h=pass_h, pass_q=pass_q, pass_k=pass_k,
             fold_q=fold_q, fold_k=fold_k, step_b=own_h * rows * cols, step_h=rows * cols, step_q=cols, step_k=1,
         )  # fmt: skip
@@ -151,7 +156,8 @@ class Work:
         )  # fmt: skip
 
     def _query_programs(self) -> int:
-        return self._inputs.batch * self._inputs.heads * -(-self._inputs.queries // self._words.queries)
+        tiles: int = -(-self._inputs.queries // self._words.queries)
+        return self._inputs.batch * self._inputs.heads * tiles
 
     def _kernel(self, name: str, **which: bool) -> Any:
         from tkern.lang import compiled
@@ -162,9 +168,9 @@ class Work:
         return compiled(_with(getattr(kernel, name), tuple(which.items())), self._words)
 
     def _pack(self, **changes: int) -> Any:
-        from tkern.ops.attention import kernel
+        from tkern.ops.attention import scores
 
-        return kernel.Numbers(**{**self._base, **changes})
+        return scores.Numbers(**{**self._base, **changes})
 
     def _numbers(self, size: int) -> dict[str, Any]:
         n, o = self._inputs, self._options
@@ -201,8 +207,9 @@ class Work:
         """Return the vectors of 16 floats that the tiles of one thread take, as the kernels ask for them."""
         queries, keys = self._words.queries, self._words.keys
         d, dv = -(-self._inputs.dim // 16), -(-self._inputs.value_dim // 16)
-        operands = 2 * (queries + keys) * (d + dv)
-        return operands + keys * (d + dv) + 3 * queries * -(-keys // 16) + 2 * queries
+        operands: int = 2 * (queries + keys) * (d + dv)
+        total: int = operands + keys * (d + dv) + 3 * queries * -(-keys // 16) + 2 * queries
+        return total
 
 
 def _refuse_long_loops(inputs: Inputs, options: Options, backend: str) -> None:

@@ -1,0 +1,111 @@
+"""Products of tiles on a CPU: a 4 × 16 micro-kernel over tiles in panels of 16 columns (see tiles_cpu)."""
+
+import taichi as ti
+from taichi.lang import impl
+
+from tkern.lang.macros import builder, handle, macro, value, variable
+from tkern.lang.rows import VECTOR_WIDTH as WIDTH
+from tkern.lang.rows_cpu import Vector
+
+# Rows of the micro-kernel: eight sums of eight floats, two of a row of b and one number of a fill AVX2's registers.
+_ROWS = 4
+
+
+@macro
+def vector_at(a, at):
+    """Vector ``at`` of an array, to be read or assigned to."""
+    return impl.subscript(builder(), a, at)
+
+
+@macro
+def element_at(a, at, k):
+    """Float ``k`` of vector ``at``, likewise."""
+    return impl.subscript(builder(), vector_at(a, at), k)
+
+
+@macro
+def put_at(a, at, v):
+    """Write vector ``at`` of an array."""
+    vector_at(a, at)._assign(v)
+
+
+@ti.func
+def product(c: ti.template(), a: ti.template(), b: ti.template(), depth, transposed: ti.template(), add: ti.template()):
+    """c = a·b, or aᵀ·b where ``transposed``, plus c where ``add``; the sums have ``depth`` terms, a multiple of 16."""
+    for n in range(c.panels):
+        for m in range(c.rows // _ROWS):
+            _micro_kernel(c, a, b, n, m, depth, transposed, add)
+
+
+@ti.func
+def careful_product(
+    c: ti.template(), a: ti.template(), b: ti.template(), depth, transposed: ti.template(), add: ti.template()
+):
+    """As ``product``, where a row of ``b`` that is multiplied by 0 has no effect, whatever is in it."""
+    for n in range(c.panels):
+        for m in range(c.rows):
+            to = c.at + n * c.rows + m
+            total = Vector(0.0)
+            if ti.static(add):
+                total = vector_at(c.space, to)
+            for k in range(depth):
+                x = 0.0
+                if ti.static(transposed):
+                    x = element_at(c.space, a.at + (m >> 4) * a.rows + k, m & 15)
+                else:
+                    x = element_at(c.space, a.at + (k >> 4) * a.rows + m, k & 15)
+                if (x == 0.0) == 0:
+                    total += vector_at(c.space, b.at + n * b.rows + k) * x
+            put_at(c.space, to, total)
+
+
+@ti.func
+def _micro_kernel(
+    c: ti.template(), a: ti.template(), b: ti.template(), n, m, depth, transposed: ti.template(), add: ti.template()
+):
+    to = c.at + n * c.rows + m * _ROWS
+    sums = _begin(c.space, to, add)
+    for k in range(depth >> 4):
+        right = b.at + n * b.rows + k * WIDTH
+        if ti.static(transposed):
+            # Rows of a are the sum's steps, its columns the rows of c.
+            left = a.at + (m >> 2) * a.rows + k * WIDTH
+            first = (m & 3) * _ROWS
+            _steps_transposed(c.space, sums, left, first, right)
+        else:
+            left = a.at + k * a.rows + m * _ROWS
+            _steps(c.space, sums, left, right)
+    _end(c.space, to, sums)
+
+
+@handle
+class _Sums:
+    def __init__(self, rows):
+        self.rows = rows
+
+
+@macro
+def _begin(space, to, add):
+    return _Sums([variable(vector_at(space, to + i) if add else Vector(0.0)) for i in range(_ROWS)])
+
+
+@macro
+def _steps(space, sums, left, right):
+    for u in range(WIDTH):
+        v = variable(vector_at(space, right + u))
+        for i in range(_ROWS):
+            sums.rows[i]._assign(sums.rows[i] + v * value(element_at(space, left + i, u)))
+
+
+@macro
+def _steps_transposed(space, sums, left, first, right):
+    for u in range(WIDTH):
+        v = variable(vector_at(space, right + u))
+        for i in range(_ROWS):
+            sums.rows[i]._assign(sums.rows[i] + v * value(element_at(space, left + u, first + i)))
+
+
+@macro
+def _end(space, to, sums):
+    for i in range(_ROWS):
+        put_at(space, to + i, sums.rows[i])

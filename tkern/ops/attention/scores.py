@@ -1,0 +1,209 @@
+"""From products of queries and keys to scores, weights and their gradients: attention's mathematics of one element.
+
+With S = scale·QKᵀ (softcapped, biased), P = exp(S − m)/l over the visible keys, m and l the maximum and the sum of a
+row, and Δ = rowsum(out·dout) − dlse::
+
+    O = P·V        dP = dO·Vᵀ     dS = P·(dP − Δ)
+    dV = Pᵀ·dO     dK = scale·dSᵀ·Q     dQ = scale·dS·K     dbias = dS
+"""
+
+import taichi as ti
+
+from tkern.lang.macros import handle, macro, value
+from tkern.lang.safe import LOWEST
+
+
+@handle
+class Row:
+    """What the scores of one query share."""
+
+    def __init__(self, low, high, shift, factor, delta, bias):
+        self.low = low
+        self.high = high
+        self.shift = shift
+        self.factor = factor
+        self.delta = delta
+        self.bias = bias
+
+
+@handle
+class Scores:
+    """From products to scores, weights and their gradients, for one (batch, head).
+
+    ``which`` says at compile time what is known already: ``stats`` (m and l) and ``delta``.
+    """
+
+    def __init__(self, t, which, arrays, numbers, batch, head):
+        self.t = t
+        self.which = which
+        self.arrays = arrays
+        self.n = numbers
+        self.rows = value((batch * numbers.heads + head) * numbers.queries)
+        self.mask_at = value(batch * numbers.keys)
+        self.bias_at = value(batch * numbers.bias_b + head * numbers.bias_h)
+
+    @macro
+    def row(self, i):
+        """Return what the scores of query ``i`` share."""
+        n, a, t = self.n, self.arrays, self.t
+        low = value(ti.max(i + n.offset - n.left, 0))
+        high = value(ti.min(i + n.offset + n.right, n.keys - 1))
+        at = value(self.rows + i)
+        shift = t.scalar(a.shift, at) if self.which.stats else 0.0
+        factor = t.scalar(a.factor, at) if self.which.stats else 0.0
+        delta = t.scalar(a.delta, at) if self.which.delta else 0.0
+        return Row(low, high, shift, factor, delta, value(self.bias_at + i * n.bias_q))
+
+    @ti.func
+    def raw(self, row, columns, s):
+        """Return scale·s, softcapped, and the derivative of that by scale·s."""
+        x = s * self.n.scale
+        slope = self.t.all(1.0)
+        if self.n.softcap > 0.0:
+            # tanh y = 1 − 2/(exp 2y + 1); beyond ±40 it is ±1 to the last bit.
+            y = x * (1.0 / self.n.softcap)
+            y = ti.select(y > 40.0, 40.0, ti.select(y < -40.0, -40.0, y))
+            tanh = 1.0 - 2.0 / (self.t.exp(y * 2.0) + 1.0)
+            x = tanh * self.n.softcap
+            slope = 1.0 - tanh * tanh
+        return x, slope
+
+    @ti.func
+    def score(self, row, columns, s):
+        """Return the scores, LOWEST where the key is hidden."""
+        x, _ = self.raw(row, columns, s)
+        if self.n.has_bias == 1:
+            if self.n.bias_k == 1:
+                x = x + self.t.some(self.arrays.bias, row.bias + columns.first, self.n.keys - columns.first)
+            else:
+                x = x + self.t.all(self.t.scalar(self.arrays.bias, row.bias))
+            x = ti.select(x < LOWEST, LOWEST, x)
+        if self.n.has_mask == 1:
+            seen = self.t.some(self.arrays.key_mask, self.mask_at + columns.first, self.n.keys - columns.first)
+            x = ti.select(seen > 0.5, x, LOWEST)
+        x = ti.select(columns.each < row.low, LOWEST, x)
+        return ti.select(columns.each > row.high, LOWEST, x)
+
+    @ti.func
+    def counted(self, x, most):
+        """Return exp(x − most) of visible scores, 0 of hidden ones. A NaN stays one, here and below."""
+        return ti.select(x < 0.5 * LOWEST, 0.0, self.t.exp(x - most))
+
+    @ti.func
+    def weight(self, row, columns, s):
+        """Return P."""
+        return self.counted(self.score(row, columns, s), row.shift) * row.factor
+
+    @ti.func
+    def gradient(self, row, columns, s, dp):
+        """Return dS by the product QKᵀ, that is scale·softcap's slope·P·(dP − Δ); 0 where P is, whatever dP is."""
+        p = self.weight(row, columns, s)
+        _, slope = self.raw(row, columns, s)
+        return ti.select(p == 0.0, 0.0, p * (dp - row.delta) * slope * self.n.scale)
+
+    @ti.func
+    def bias_gradient(self, row, columns, s, dp):
+        """Return dS by the bias: without scale and softcap."""
+        p = self.weight(row, columns, s)
+        return ti.select(p == 0.0, 0.0, p * (dp - row.delta))
+
+
+@handle
+class Named:
+    """Arguments of a kernel by name."""
+
+    def __init__(self, **named):
+        self.__dict__.update(named)
+
+
+@macro
+def named(**arguments):
+    """Return arguments of a kernel under their names, as one object."""
+    return Named(**arguments)
+
+
+# Sizes, steps between heads and rows in floats, and the options, as one argument.
+Numbers = ti.types.struct(
+    batch=ti.i32,
+    heads=ti.i32,
+    kv_heads=ti.i32,
+    queries=ti.i32,
+    keys=ti.i32,
+    dim=ti.i32,
+    value_dim=ti.i32,
+    q_b=ti.i32,
+    q_h=ti.i32,
+    q_r=ti.i32,
+    k_b=ti.i32,
+    k_h=ti.i32,
+    k_r=ti.i32,
+    v_b=ti.i32,
+    v_h=ti.i32,
+    v_r=ti.i32,
+    o_b=ti.i32,
+    o_h=ti.i32,
+    o_r=ti.i32,
+    bias_b=ti.i32,
+    bias_h=ti.i32,
+    bias_q=ti.i32,
+    bias_k=ti.i32,
+    # Keys before ``skip`` and from ``stop`` on are hidden from every query by their position.
+    skip=ti.i32,
+    stop=ti.i32,
+    offset=ti.i32,
+    left=ti.i32,
+    right=ti.i32,
+    has_bias=ti.i32,
+    has_mask=ti.i32,
+    want_q=ti.i32,
+    want_k=ti.i32,
+    want_v=ti.i32,
+    parts=ti.i32,
+    size=ti.i32,
+    scale=ti.f32,
+    softcap=ti.f32,
+    nothing=ti.f32,
+)
+
+
+# How the scores of dbias are spread over programs: how many each axis has (``lines`` and ``columns`` of tiles), how
+# many of each a program passes over, whether it adds up the rows or columns of a tile, and the steps of what it writes.
+Spread = ti.types.struct(
+    heads=ti.i32,
+    lines=ti.i32,
+    columns=ti.i32,
+    pass_b=ti.i32,
+    pass_h=ti.i32,
+    pass_q=ti.i32,
+    pass_k=ti.i32,
+    fold_q=ti.i32,
+    fold_k=ti.i32,
+    step_b=ti.i32,
+    step_h=ti.i32,
+    step_q=ti.i32,
+    step_k=ti.i32,
+)
+
+
+@ti.func
+def first_key(n, i, step: ti.template()):
+    """Return the first tile of keys that query ``i`` or a later one of its tile may see."""
+    return ti.max(i + n.offset - n.left, 0) // step
+
+
+@ti.func
+def last_key(n, i, rows, step: ti.template()):
+    """Return one past the last tile of keys that queries ``i`` to ``i + rows`` may see."""
+    return (ti.max(ti.min(i + rows - 1 + n.offset + n.right, n.keys - 1), -1) + step) // step
+
+
+@ti.func
+def first_query(n, j, step: ti.template()):
+    """Return the first tile of queries that may see key ``j`` or a later one of its tile."""
+    return ti.max(j - n.offset - n.right, 0) // step
+
+
+@ti.func
+def last_query(n, j, keys, step: ti.template()):
+    """Return one past the last tile of queries that may see keys ``j`` to ``j + keys``."""
+    return (ti.max(ti.min(j + keys - 1 - n.offset + n.left, n.queries - 1), -1) + step) // step
