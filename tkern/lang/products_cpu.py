@@ -30,11 +30,24 @@ def put_at(a, at, v):
 
 
 @ti.func
-def product(c: ti.template(), a: ti.template(), b: ti.template(), depth, transposed: ti.template(), add: ti.template()):
-    """c = a·b, or aᵀ·b where ``transposed``, plus c where ``add``; the sums have ``depth`` terms, a multiple of 16."""
-    for n in range(c.panels):
-        for m in range(c.rows // _ROWS):
-            _micro_kernel(c, a, b, n, m, depth, transposed, add)
+def product(
+    c: ti.template(),
+    a: ti.template(),
+    b: ti.template(),
+    rows,
+    panels,
+    depth,
+    transposed: ti.template(),
+    add: ti.template(),
+):
+    """c = a·b, or aᵀ·b where ``transposed``, plus c where ``add``.
+
+    Only the first ``rows`` rows (rounded up to 4) and ``panels`` panels of c are made, from sums of ``depth`` terms
+    (rounded up to 16): what lies past them in a and b must be 0.
+    """
+    for n in range(panels):
+        for m in range((rows + (_ROWS - 1)) // _ROWS):
+            _micro_kernel(c, a, b, n, m, ((depth + (WIDTH - 1)) >> 4) << 4, transposed, add)
 
 
 @ti.func
@@ -64,7 +77,7 @@ def _micro_kernel(
     c: ti.template(), a: ti.template(), b: ti.template(), n, m, depth, transposed: ti.template(), add: ti.template()
 ):
     to = c.at + n * c.rows + m * _ROWS
-    sums = _begin(c.space, to, add)
+    sums = _begin()
     for k in range(depth >> 4):
         right = b.at + n * b.rows + k * WIDTH
         if ti.static(transposed):
@@ -75,7 +88,7 @@ def _micro_kernel(
         else:
             left = a.at + k * a.rows + m * _ROWS
             _steps(c.space, sums, left, right)
-    _end(c.space, to, sums)
+    _end(c.space, to, sums, add)
 
 
 @handle
@@ -85,8 +98,9 @@ class _Sums:
 
 
 @macro
-def _begin(space, to, add):
-    return _Sums([variable(vector_at(space, to + i) if add else Vector(0.0)) for i in range(_ROWS)])
+def _begin():
+    # From 0, not from what c holds: the error of a sum grows with the length of its chain.
+    return _Sums([variable(Vector(0.0)) for _ in range(_ROWS)])
 
 
 @macro
@@ -106,6 +120,6 @@ def _steps_transposed(space, sums, left, first, right):
 
 
 @macro
-def _end(space, to, sums):
+def _end(space, to, sums, add):
     for i in range(_ROWS):
-        put_at(space, to + i, sums.rows[i])
+        put_at(space, to + i, vector_at(space, to + i) + sums.rows[i] if add else sums.rows[i])

@@ -145,6 +145,8 @@ class Tile:
         self.at = at
         self.rows = rows
         self.panels = panels
+        # Rows that are filled; the others are 0.
+        self.count = variable(0)
         # 1 where something in the tile is not finite: then 0 times it is not 0.
         self.odd = variable(0)
 
@@ -160,6 +162,7 @@ class Tile:
         Rows before ``skip`` and from ``count`` on are not read: they become 0.
         """
         self.odd = 0
+        self.count = ti.max(count, 0)
         rest = Vector(0.0)
         for c in range(self.panels):
             left = cols - c * WIDTH
@@ -187,7 +190,8 @@ class Tile:
 
     @ti.func
     def turn(self, other: ti.template()):
-        """Fill with the transpose of ``other``."""
+        """Fill with the transpose of ``other``; its rows become columns, and are counted as these."""
+        self.count = other.count
         for c in range(self.panels):
             for d in range(other.panels):
                 for u in range(WIDTH):
@@ -226,7 +230,7 @@ class Tile:
     @ti.func
     def along(self, a: ti.template(), b: ti.template(), depth):
         """Set to a·b, ``b`` being the turned right operand; ``depth`` columns of ``a``."""
-        product(self, a, b, ((depth + (WIDTH - 1)) >> 4) << 4, False, False)
+        product(self, a, b, a.count, (b.count + (WIDTH - 1)) >> 4, depth, False, False)
 
     @ti.func
     def add_across(self, scores: ti.template(), b: ti.template(), start, stride, count, cols):
@@ -234,15 +238,15 @@ class Tile:
         if b.odd == 1:
             careful_product(self, scores, b, scores.rows, True, True)
         else:
-            product(self, scores, b, scores.rows, True, True)
+            product(self, scores, b, count, self.panels, b.count, True, True)
 
     @ti.func
-    def set_down(self, scores: ti.template(), b: ti.template()):
-        """Set to scores·b."""
+    def set_down(self, scores: ti.template(), b: ti.template(), count):
+        """Set to scores·b, its first ``count`` rows."""
         if b.odd == 1:
             careful_product(self, scores, b, scores.panels * WIDTH, False, False)
         else:
-            product(self, scores, b, scores.panels * WIDTH, False, False)
+            product(self, scores, b, count, self.panels, b.count, False, False)
 
     @ti.func
     def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols):
@@ -250,7 +254,7 @@ class Tile:
         if b.odd == 1:
             careful_product(self, scores, b, scores.panels * WIDTH, False, True)
         else:
-            product(self, scores, b, scores.panels * WIDTH, False, True)
+            product(self, scores, b, count, self.panels, b.count, False, True)
 
     @ti.func
     def weigh(self, f: ti.template(), first_row, rows, first_column):
@@ -277,8 +281,9 @@ class Tile:
                     other = grads.at + c * self.rows + r
                     columns = Columns(value(first_column + c * WIDTH))
                     s, dp = variable(vector_at(self.space, at)), variable(vector_at(self.space, other))
-                    put_at(self.space, at, f.weight(row, columns, s))
-                    put_at(self.space, other, f.gradient(row, columns, s, dp))
+                    p, ds = f.weight_and_gradient(row, columns, s, dp)
+                    put_at(self.space, at, p)
+                    put_at(self.space, other, ds)
             else:
                 for c in range(self.panels):
                     put_at(self.space, self.at + c * self.rows + r, Vector(0.0))

@@ -128,7 +128,7 @@ class Tile:
         self.source = other
 
     @macro
-    def set_down(self, scores, b):
+    def set_down(self, scores, b, count):
         """Never wanted here: dq has a launch of its own."""
 
     @macro
@@ -148,9 +148,9 @@ class Tile:
     def differentiate(self, grads: ti.template(), f: ti.template(), first_row, rows, first_column):
         row = f.row(first_row)
         columns = Columns(first_column)
-        s, dp = self.number, grads.number
-        self.number = f.weight(row, columns, s)
-        grads.number = f.gradient(row, columns, s, dp)
+        p, ds = f.weight_and_gradient(row, columns, self.number, grads.number)
+        self.number = p
+        grads.number = ds
 
     @ti.func
     def bias_gradients(self, scores: ti.template(), f: ti.template(), first_row, rows, first_column):

@@ -220,7 +220,7 @@ def backward_keys(t, which):
                         if n.want_k == 1:
                             sum_k.add_across(ds, qs, k_at, n.k_r, count, n.dim)
                         if n.want_q == 1:
-                            sum_q.set_down(ds, ks)
+                            sum_q.set_down(ds, ks, rows)
                             sum_q.save_more(dq, part * n.batch * n.q_b + q_at, n.q_r, rows, n.dim)
                 if n.want_k == 1:
                     sum_k.save(dk, k_at, n.k_r, count, n.dim)

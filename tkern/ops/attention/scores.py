@@ -55,7 +55,7 @@ class Scores:
         return Row(low, high, shift, factor, delta, value(self.bias_at + i * n.bias_q))
 
     @ti.func
-    def raw(self, row, columns, s):
+    def raw(self, s):
         """Return scale·s, softcapped, and the derivative of that by scale·s."""
         x = s * self.n.scale
         slope = self.t.all(1.0)
@@ -69,9 +69,8 @@ class Scores:
         return x, slope
 
     @ti.func
-    def score(self, row, columns, s):
-        """Return the scores, LOWEST where the key is hidden."""
-        x, _ = self.raw(row, columns, s)
+    def masked(self, row, columns, x):
+        """Return scores with their bias, LOWEST where the key is hidden."""
         if self.n.has_bias == 1:
             if self.n.bias_k == 1:
                 x = x + self.t.some(self.arrays.bias, row.bias + columns.first, self.n.keys - columns.first)
@@ -85,6 +84,12 @@ class Scores:
         return ti.select(columns.each > row.high, LOWEST, x)
 
     @ti.func
+    def score(self, row, columns, s):
+        """Return the scores, LOWEST where the key is hidden."""
+        x, _ = self.raw(s)
+        return self.masked(row, columns, x)
+
+    @ti.func
     def counted(self, x, most):
         """Return exp(x − most) of visible scores, 0 of hidden ones. A NaN stays one, here and below."""
         return ti.select(x < 0.5 * LOWEST, 0.0, self.t.exp(x - most))
@@ -95,11 +100,11 @@ class Scores:
         return self.counted(self.score(row, columns, s), row.shift) * row.factor
 
     @ti.func
-    def gradient(self, row, columns, s, dp):
-        """Return dS by the product QKᵀ, that is scale·softcap's slope·P·(dP − Δ); 0 where P is, whatever dP is."""
-        p = self.weight(row, columns, s)
-        _, slope = self.raw(row, columns, s)
-        return ti.select(p == 0.0, 0.0, p * (dp - row.delta) * slope * self.n.scale)
+    def weight_and_gradient(self, row, columns, s, dp):
+        """Return P, and dS by the product QKᵀ: scale·softcap's slope·P·(dP − Δ), 0 where P is, whatever dP is."""
+        x, slope = self.raw(s)
+        p = self.counted(self.masked(row, columns, x), row.shift) * row.factor
+        return p, ti.select(p == 0.0, 0.0, p * (dp - row.delta) * slope * self.n.scale)
 
     @ti.func
     def bias_gradient(self, row, columns, s, dp):
