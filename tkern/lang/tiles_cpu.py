@@ -187,6 +187,12 @@ class Tile:
             if load_scalar(seen, start + r) == 0.0:
                 for c in range(self.panels):
                     put_at(self.space, self.at + c * self.rows + r, Vector(0.0))
+        if self.odd == 1:
+            # Perhaps all that was not finite has just been hidden.
+            rest = Vector(0.0)
+            for n in range(self.rows * self.panels):
+                rest += vector_at(self.space, self.at + n) * 0.0
+            self.odd = ti.cast((tree_sum(rest) == 0.0) == 0, ti.i32)
 
     @ti.func
     def turn(self, other: ti.template()):
