@@ -34,7 +34,7 @@ endef
 demo: $(CORE)
 	$(BIN)/tkern devices
 	$(BIN)/tkern parity --json $(OUT)/parity.json --plot $(OUT)/parity.png
-	$(BIN)/tkern bench --shapes quick --out $(OUT)
+	$(BIN)/tkern bench attention_backward rms_norm_backward --shapes quick --out $(OUT)
 	$(BIN)/tkern plot $(OUT)
 	@echo; echo "The pictures are in $(CURDIR)/$(OUT): parity.png, times.png, roof.png, size.png"
 
