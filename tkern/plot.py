@@ -40,6 +40,8 @@ _STYLE: Any = {
 }
 
 _Line = dict[str, Any]
+# Cases of one panel of the parity map: as many as stay legible.
+_MOST_COLUMNS = 40
 
 
 def draw_results(results: Path, out: Path) -> list[Path]:
@@ -63,12 +65,32 @@ def draw_parity(results: Iterable[OpResult], path: Path) -> None:
 
 
 def _parity_map(results: list[OpResult]) -> Figure:
+    # Ops that share cases (a forward and its backward) share a panel; a panel of very many cases goes on in the next.
+    families: dict[str, list[OpResult]] = {}
+    for result in results:
+        families.setdefault(result.op.removesuffix("_backward"), []).append(result)
+    panels = []
+    for family in families.values():
+        cases = list(dict.fromkeys(case.case for result in family for case in result.cases))
+        panels += [(family, cases[k : k + _MOST_COLUMNS]) for k in range(0, max(1, len(cases)), _MOST_COLUMNS)]
+    heights = [0.42 * sum(len({c.backend for c in r.cases}) for r in family) + 2.2 for family, _ in panels]
+    width = 3.6 + 0.46 * max(len(cases) for _, cases in panels)
+    figure, grid = plt.subplots(
+        len(panels), 1, figsize=(width, sum(heights)), height_ratios=heights, layout="constrained", squeeze=False
+    )
+    for axes, (family, cases) in zip(grid[:, 0], panels, strict=True):
+        image = _draw_map(axes, family, cases)
+    grid[0, 0].set_title("parity: largest error over tolerance of each case (– not tried there)")
+    bar = figure.colorbar(image, ax=list(grid[:, 0]), pad=0.01, fraction=0.03, aspect=30)
+    bar.ax.axhline(1.0, color="black", linewidth=1.2)
+    bar.set_ticks([1e-3, 1e-2, 1e-1, 1, 10], labels=["0.001", "0.01", "0.1", "1 (limit)", "10"])
+    return figure
+
+
+def _draw_map(axes: Axes, results: list[OpResult], cases: list[str]) -> Any:
     rows = [(r.op, b) for r in results for b in dict.fromkeys(c.backend for c in r.cases)]
-    cases = list(dict.fromkeys(case.case for r in results for case in r.cases))
     ratios = {(c.op, c.backend, c.case): c.ratio for r in results for c in r.cases}
     grid = np.array([[ratios.get((op, backend, case), np.nan) for case in cases] for op, backend in rows])
-    height, width = 1.9 + 0.42 * len(rows), 3.2 + 0.46 * len(cases)
-    figure, axes = plt.subplots(figsize=(width, height + 1.1), layout="constrained")
     limit = 0.75  # where an error equal to the tolerance lies between 10⁻³ and 10, in logarithms
     stops = [(0.0, "#f3faf6"), (limit, "#3a9d73"), (limit, "#f2a541"), (1.0, "#b3001b")]
     colors = LinearSegmentedColormap.from_list("held", stops).with_extremes(bad="#eeeeee")
@@ -81,14 +103,10 @@ def _parity_map(results: list[OpResult]) -> Figure:
         else:
             text = "∞" if np.isinf(grid[i, j]) else f"{grid[i, j]:.2f}" if grid[i, j] < 10 else f"{grid[i, j]:.0e}"
         axes.text(j, i, text, ha="center", va="center", fontsize=7.5, color="white" if grid[i, j] > 1 else "#222222")
-    axes.set_xticks(range(len(cases)), cases, rotation=40, ha="right", rotation_mode="anchor")
+    axes.set_xticks(range(len(cases)), cases, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
     axes.set_yticks(range(len(rows)), [f"{op} · {backend}" for op, backend in rows])
     axes.tick_params(length=0)
-    axes.set_title("parity: largest error over tolerance of each case (– not tried there)")
-    bar = figure.colorbar(image, ax=axes, pad=0.01, fraction=0.03)
-    bar.ax.axhline(1.0, color="black", linewidth=1.2)
-    bar.set_ticks([1e-3, 1e-2, 1e-1, 1, 10], labels=["0.001", "0.01", "0.1", "1 (limit)", "10"])
-    return figure
+    return image
 
 
 def _draw_times(lines: list[_Line]) -> Figure:
