@@ -332,11 +332,6 @@ def _device_array(count: int) -> Any:
         ) from error
 
 
-def release() -> None:
-    """Give back the device arrays that are kept for the next launch."""
-    _workspaces.clear()
-
-
 def _upload(host: np.ndarray) -> Any:
     array = _device_array(host.size)
     array.from_numpy(host.reshape(-1))

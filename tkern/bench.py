@@ -32,8 +32,9 @@ import numpy as np
 
 import tkern
 from tkern import runtime
-from tkern.compare import FLOORS, compare
+from tkern.compare import FLOORS
 from tkern.errors import OptionError, TkernError
+from tkern.parity import compare_outputs, truth_of
 from tkern.progress import steps
 from tkern.roof import Roof, measure_roof, synchronize_torch
 from tkern.spec import Inputs, Op, Shape
@@ -216,26 +217,12 @@ def _under(row: Row, roof: Roof) -> Row:
 
 
 def _check(op: Op, shape: Shape, backend: str, host: Inputs, outputs: tuple[Any, ...]) -> float:
-    want, baseline = op.oracle(**host), op.oracle(**host, dtype=np.float32)
-    longest = op.reductions(host)
-    scales = {} if op.scales is None else op.scales(host, want)
-    worst = 0.0
-    for name, got, w, b in zip(op.outputs, outputs, want, baseline, strict=True):
-        if w is None:
-            continue
-        found = compare(
-            name,
-            _to_numpy(got),
-            w,
-            b,
-            longest=longest[name],
-            floor=FLOORS[backend][0],
-            scale=scales.get(name, 0.0),
-        )
-        if not found.held:
-            raise TkernError(f"{op.name} on {backend} at {shape.name} is wrong and was not timed: {found}")
-        worst = max(worst, found.ratio)
-    return worst
+    given = tuple(None if output is None else _to_numpy(output) for output in outputs)
+    found = compare_outputs(op, truth_of(op, host), given, FLOORS[backend][0])
+    for one in found:
+        if not one.held:
+            raise TkernError(f"{op.name} on {backend} at {shape.name} is wrong and was not timed: {one}")
+    return max(one.ratio for one in found)
 
 
 def _on_device(host: Inputs, backend: str) -> Inputs:

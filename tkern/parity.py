@@ -22,7 +22,18 @@ from tkern.compare import FLOORS, Comparison, compare
 from tkern.progress import Steps, steps
 from tkern.spec import Case, FiniteDifferences, Inputs, Op, Outputs
 
-__all__ = ["CaseResult", "MutantResult", "OpResult", "check_case", "check_differences", "check_mutants", "run"]
+__all__ = [
+    "CaseResult",
+    "MutantResult",
+    "OpResult",
+    "Truth",
+    "check_case",
+    "check_differences",
+    "check_mutants",
+    "compare_outputs",
+    "run",
+    "truth_of",
+]
 
 # Central differences of float64: the step's square and rounding over the step are both near 1e-10 of the gradient.
 _STEP = 1e-5
@@ -81,8 +92,8 @@ class OpResult:
 
 
 @dataclass(frozen=True)
-class _Truth:
-    """A case's inputs with the oracle's float64 and float32 answers."""
+class Truth:
+    """Inputs with the oracle's float64 and float32 answers."""
 
     inputs: Inputs
     want: Outputs
@@ -112,7 +123,7 @@ def run(ops: Iterable[Op], backends: Iterable[str]) -> list[OpResult]:
 def check_case(op: Op, case: Case, backend: str) -> CaseResult:
     """Run one case on ``backend``, which must be on."""
     begun = time.perf_counter()
-    truth = _truth(op, case)
+    truth = truth_of(op, case.inputs())
     before = {name: a.copy() for name, a in truth.inputs.items() if isinstance(a, np.ndarray)}
     try:
         first = op.run(**truth.inputs)
@@ -120,7 +131,7 @@ def check_case(op: Op, case: Case, backend: str) -> CaseResult:
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
         return CaseResult(op.name, backend, case.name, False, np.inf, time.perf_counter() - begun, (), problem)
-    found = _compare(op, truth, first, FLOORS[backend][0])
+    found = compare_outputs(op, truth, first, FLOORS[backend][0])
     problems = [str(c) for c in found if not c.held]
     problems += [
         f"{name}: a second run gave other bits"
@@ -157,7 +168,7 @@ def check_mutants(op: Op) -> list[MutantResult]:
     every case where they are wrong and the output is not the small rest of terms that cancel.
     """
     floor = max(floor for floor, _ in FLOORS.values())
-    truths = [_truth(op, case) for case in op.cases if case.backends is None]
+    truths = [truth_of(op, case.inputs()) for case in op.cases if case.backends is None]
     results = []
     for mutant in op.mutants:
         with np.errstate(all="ignore"):  # a wrong answer may divide by zero
@@ -185,15 +196,16 @@ def _run_cases(op: Op, backend: str, bar: Steps) -> list[CaseResult]:
     return results
 
 
-def _truth(op: Op, case: Case) -> _Truth:
-    inputs = case.inputs()
+def truth_of(op: Op, inputs: Inputs) -> Truth:
+    """Return what ``op`` should make of ``inputs``, by its oracle."""
     want = op.oracle(**inputs, dtype=np.float64)
     baseline = op.oracle(**inputs, dtype=np.float32)
     scales = {} if op.scales is None else op.scales(inputs, want)
-    return _Truth(inputs, want, baseline, op.reductions(inputs), scales)
+    return Truth(inputs, want, baseline, op.reductions(inputs), scales)
 
 
-def _compare(op: Op, truth: _Truth, got: Outputs, floor: float) -> list[Comparison]:
+def compare_outputs(op: Op, truth: Truth, got: Outputs, floor: float) -> list[Comparison]:
+    """Compare every output that there is with the truth; ``floor`` is the backend's entry of FLOORS."""
     found = []
     for name, g, want, baseline in zip(op.outputs, got, truth.want, truth.baseline, strict=True):
         if want is None or g is None:
@@ -206,9 +218,9 @@ def _compare(op: Op, truth: _Truth, got: Outputs, floor: float) -> list[Comparis
     return found
 
 
-def _rejects(op: Op, truth: _Truth, wrong: Outputs, floor: float) -> bool:
+def _rejects(op: Op, truth: Truth, wrong: Outputs, floor: float) -> bool:
     as_kernel = tuple(None if a is None else np.asarray(a, np.float32) for a in wrong)
-    return not all(c.held for c in _compare(op, truth, as_kernel, floor))
+    return not all(c.held for c in compare_outputs(op, truth, as_kernel, floor))
 
 
 def _check_difference(op: Op, check: FiniteDifferences, case: Case) -> CaseResult:
@@ -255,7 +267,7 @@ def _check_difference(op: Op, check: FiniteDifferences, case: Case) -> CaseResul
     return CaseResult(op.name, "oracle", case.name, not problems, worst, seconds, tuple(details), "; ".join(problems))
 
 
-def _cancels(truth: _Truth, k: int, name: str) -> bool:
+def _cancels(truth: Truth, k: int, name: str) -> bool:
     rms = float(np.sqrt(np.mean(truth.want[k] ** 2)))
     return rms <= 1e-4 * truth.scales.get(name, 0.0) or rms == 0
 

@@ -108,7 +108,6 @@ class Tile:
 
     def __init__(self):
         self.start = variable(0)
-        self.cols = variable(0)
         self.hidden = variable(0)
         self.number = variable(0.0)
         self.a = None
@@ -117,7 +116,7 @@ class Tile:
     @macro
     def load(self, a, start, stride, skip, count, cols):
         self.a = a
-        _begin_row(self, start, cols, skip > 0, count < 1)
+        _begin_row(self, start, skip > 0, count < 1)
 
     @macro
     def hide(self, seen, start, count):
@@ -179,9 +178,8 @@ class Folded:
 
 
 @macro
-def _begin_row(tile, start, cols, before, past):
+def _begin_row(tile, start, before, past):
     tile.start._assign(start)
-    tile.cols._assign(cols)
     tile.hidden._assign(ti.cast(before, ti.i32) | ti.cast(past, ti.i32))
 
 
