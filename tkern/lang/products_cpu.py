@@ -9,6 +9,7 @@ from tkern.lang.rows_cpu import Vector
 
 # Rows of the micro-kernel: eight sums of eight floats, two of a row of b and one number of a fill AVX2's registers.
 _ROWS = 4
+_INDEX = 2**27 - 1
 
 
 @macro
@@ -76,17 +77,17 @@ def careful_product(
 def _micro_kernel(
     c: ti.template(), a: ti.template(), b: ti.template(), n, m, depth, transposed: ti.template(), add: ti.template()
 ):
-    to = c.at + n * c.rows + m * _ROWS
+    to = (c.at + n * c.rows + m * _ROWS) & _INDEX
     sums = _begin()
     for k in range(depth >> 4):
-        right = b.at + n * b.rows + k * WIDTH
+        right = (b.at + n * b.rows + k * WIDTH) & _INDEX
         if ti.static(transposed):
             # Rows of a are the sum's steps, its columns the rows of c.
-            left = a.at + (m >> 2) * a.rows + k * WIDTH
+            left = (a.at + (m >> 2) * a.rows + k * WIDTH) & _INDEX
             first = (m & 3) * _ROWS
             _steps_transposed(c.space, sums, left, first, right)
         else:
-            left = a.at + k * a.rows + m * _ROWS
+            left = (a.at + k * a.rows + m * _ROWS) & _INDEX
             _steps(c.space, sums, left, right)
     _end(c.space, to, sums, add)
 

@@ -25,7 +25,7 @@ class CpuTiles:
     lanes = 1
     # 64 × 64 scores are 16 KB: all tiles of a head of 64 lie in the second cache of a core.
     queries = 64
-    keys = 64
+    keys = 128
     one_pass = True
     key = ("cpu tiles",)
 
@@ -129,11 +129,12 @@ class _Program:
 
 @handle
 class Columns:
-    """Sixteen neighbouring columns of scores: the ``first``, and ``each`` one's number."""
+    """Sixteen neighbouring columns of scores: the ``first`` and the ``last``, and ``each`` one's number."""
 
     def __init__(self, first):
         self.first = first
-        self.each = variable(ti.Vector([first + k for k in range(WIDTH)]))
+        self.last = first + (WIDTH - 1)
+        self.each = ti.Vector([first + k for k in range(WIDTH)])
 
 
 @handle
