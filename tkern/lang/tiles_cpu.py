@@ -11,6 +11,7 @@ What lies past a tile's last row or column is 0, so no product need know where t
 import taichi as ti
 
 from tkern.lang.macros import handle, macro, value, variable
+from tkern.lang.packed_cpu import PackedSums, PackedTile
 from tkern.lang.products_cpu import careful_product, element_at, product, put_at, vector_at
 from tkern.lang.rows import VECTOR_WIDTH as WIDTH
 from tkern.lang.rows_cpu import Vector, load, load_scalar, load_some, store, store_scalar, store_some, tree_sum
@@ -25,9 +26,14 @@ class CpuTiles:
     lanes = 1
     # 64 × 64 scores are 16 KB: all tiles of a head of 64 lie in the second cache of a core.
     queries = 64
-    keys = 128
+    keys = 64
     one_pass = True
+    packs = True
     key = ("cpu tiles",)
+
+    def packed_floats(self, cols):
+        """Return the floats of a packed tile of queries with ``cols`` columns."""
+        return (self.queries * -(-cols // WIDTH) + 1) * WIDTH
 
     @macro
     def threads(self, programs):
@@ -36,6 +42,11 @@ class CpuTiles:
     @macro
     def program(self, i, space, size):
         return _Program(i, space, value(ti.global_thread_idx() * size))
+
+    @macro
+    def packed(self, a, start, rows, cols):
+        """Return the packed tile at float ``start`` of ``a``, to be filled."""
+        return Tile(a, value(start >> 4), rows, value(_panels(cols)))
 
     @macro
     def scalar(self, a, at):
@@ -96,10 +107,8 @@ class _Program:
     @macro
     def tile(self, rows, cols):
         """Return a tile of ``rows`` × ``cols`` floats; what is in it is undefined."""
-        panels = (cols + (WIDTH - 1)) >> 4
-        made = Tile(
-            self.space, value(self.base + self.used), rows, panels if isinstance(panels, int) else value(panels)
-        )
+        panels = _panels(cols) if isinstance(cols, int) else value(_panels(cols))
+        made = Tile(self.space, value(self.base + self.used), rows, panels)
         self.used = value(self.used + rows * panels)
         return made
 
@@ -107,10 +116,19 @@ class _Program:
     def right(self, operand, cols):
         """Return room for the transpose of a tile, as the right operand of a product along its columns."""
         panels = operand.rows // WIDTH
-        rows = value(((cols + (WIDTH - 1)) >> 4) * WIDTH)
+        rows = value(_panels(cols) * WIDTH)
         made = Tile(self.space, value(self.base + self.used), rows, panels)
         self.used = value(self.used + rows * panels)
         return made
+
+    @macro
+    def packed(self, rows, cols):
+        """Return a packed tile, to be read."""
+        return PackedTile(rows, value(_panels(cols)))
+
+    @macro
+    def packed_sums(self, rows, cols, out):
+        return PackedSums(rows, value(_panels(cols)), out)
 
     @macro
     def sums(self, rows, cols, out):
@@ -148,6 +166,8 @@ class Tile:
         self.panels = panels
         # Rows that are filled; the others are 0.
         self.count = variable(0)
+        # Panels of scores that a product has filled.
+        self.filled = variable(0)
         # 1 where something in the tile is not finite: then 0 times it is not 0.
         self.odd = variable(0)
 
@@ -222,68 +242,65 @@ class Tile:
                     store_some(a, to, left, v)
 
     @ti.func
-    def save_more(self, a: ti.template(), start, stride, count, cols):
-        """Add to what ``a`` holds, laid out as in ``load``."""
-        for c in range(self.panels):
-            left = cols - c * WIDTH
-            for r in range(count):
-                v = variable(vector_at(self.space, self.at + c * self.rows + r))
-                to = start + r * stride + c * WIDTH
-                if left >= WIDTH:
-                    store(a, to, load(a, to) + v)
-                else:
-                    store_some(a, to, left, load_some(a, to, left) + v)
+    def mark(self):
+        """Write behind a packed tile whether it is finite."""
+        mark = Vector(0.0)
+        mark[0] = ti.cast(self.odd, ti.f32)
+        put_at(self.space, self.at + self.rows * self.panels, mark)
+
+    @ti.func
+    def gather(self, packed: ti.template(), start, step, parts):
+        """Set to the sum of ``parts`` packed tiles, the first at float ``start``, ``step`` floats apart."""
+        for n in range(self.rows * self.panels):
+            total = Vector(0.0)
+            for part in range(parts):
+                total += vector_at(packed, ((start + part * step) >> 4) + n)
+            put_at(self.space, self.at + n, total)
 
     @ti.func
     def along(self, a: ti.template(), b: ti.template(), depth):
         """Set to a·b, ``b`` being the turned right operand; ``depth`` columns of ``a``."""
-        product(self, a, b, a.count, (b.count + (WIDTH - 1)) >> 4, depth, False, False)
+        self.filled = (b.count + (WIDTH - 1)) >> 4
+        product(self, a, b, a.count, self.filled, depth, False, False)
 
     @ti.func
     def add_across(self, scores: ti.template(), b: ti.template(), start, stride, count, cols):
-        """Add scoresᵀ·b."""
+        """Add scoresᵀ·b; columns of scores past those that were filled have no part."""
+        rows = ti.min(count, scores.filled * WIDTH)
         if b.odd == 1:
-            careful_product(self, scores, b, scores.rows, True, True)
+            careful_product(self, scores, b, rows, b.count, True, True)
         else:
-            product(self, scores, b, count, self.panels, b.count, True, True)
-
-    @ti.func
-    def set_down(self, scores: ti.template(), b: ti.template(), count):
-        """Set to scores·b, its first ``count`` rows."""
-        if b.odd == 1:
-            careful_product(self, scores, b, scores.panels * WIDTH, False, False)
-        else:
-            product(self, scores, b, count, self.panels, b.count, False, False)
+            product(self, scores, b, rows, self.panels, b.count, True, True)
 
     @ti.func
     def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols):
         """Add scores·b."""
         if b.odd == 1:
-            careful_product(self, scores, b, scores.panels * WIDTH, False, True)
+            careful_product(self, scores, b, count, b.count, False, True)
         else:
             product(self, scores, b, count, self.panels, b.count, False, True)
 
     @ti.func
     def weigh(self, f: ti.template(), first_row, rows, first_column):
         """Put the weights P in place of the scores; 0 past the last row."""
-        for r in range(self.rows):
+        for r in range(_whole(rows)):
             if r < rows:
                 row = f.row(first_row + r)
-                for c in range(self.panels):
+                for c in range(self.filled):
                     at = self.at + c * self.rows + r
                     columns = Columns(value(first_column + c * WIDTH))
                     put_at(self.space, at, f.weight(row, columns, variable(vector_at(self.space, at))))
             else:
-                for c in range(self.panels):
+                for c in range(self.filled):
                     put_at(self.space, self.at + c * self.rows + r, Vector(0.0))
 
     @ti.func
     def differentiate(self, grads: ti.template(), f: ti.template(), first_row, rows, first_column):
         """Put the weights P in place of the scores, and dS in place of dP in ``grads``; 0 past the last row."""
-        for r in range(self.rows):
+        for r in range(_whole(rows)):
             if r < rows:
                 row = f.row(first_row + r)
-                for c in range(self.panels):
+                for c in range(self.filled):
                     at = self.at + c * self.rows + r
                     other = grads.at + c * self.rows + r
                     columns = Columns(value(first_column + c * WIDTH))
@@ -292,7 +309,7 @@ class Tile:
                     put_at(self.space, at, p)
                     put_at(self.space, other, ds)
             else:
-                for c in range(self.panels):
+                for c in range(self.filled):
                     put_at(self.space, self.at + c * self.rows + r, Vector(0.0))
                     put_at(self.space, grads.at + c * self.rows + r, Vector(0.0))
 
@@ -325,7 +342,7 @@ class Tile:
             row = f.row(first_row + r)
             most = variable(vector_at(self.space, self.at + r))
             sum_ = variable(vector_at(self.space, self.at + (self.rows >> 1) + r))
-            for c in range(scores.panels):
+            for c in range(scores.filled):
                 columns = Columns(value(first_column + c * WIDTH))
                 x = f.score(row, columns, variable(vector_at(scores.space, scores.at + c * scores.rows + r)))
                 more = ti.max(most, x)
@@ -374,6 +391,18 @@ class Folded:
     @ti.func
     def write(self, a: ti.template(), start, stride, rows, cols):
         self.tile.save(a, start, stride, rows, cols)
+
+
+@macro
+def _panels(cols):
+    """Return the panels of 16 columns that hold ``cols``."""
+    return (cols + (WIDTH - 1)) >> 4
+
+
+@macro
+def _whole(rows):
+    """Return rows rounded up to what a product takes at a time as steps of its sums."""
+    return ((rows + (WIDTH - 1)) >> 4) << 4
 
 
 @macro

@@ -17,6 +17,7 @@ from tkern.ops.attention.scores import (
     Numbers,
     Scores,
     Spread,
+    Steps,
     first_key,
     first_query,
     last_key,
@@ -156,10 +157,51 @@ def correction(t):
     return attention_correction
 
 
-def backward_keys(t, which):
-    """Build dK and dV, and on a CPU a part of dQ for each part of the keys, which are summed afterwards.
+def pack(t):
+    """Build packed tiles of the rows of q or dout, 0 where a query sees no key: on a CPU, for backward_keys."""
 
-    A launch plan never wants dQ of this kernel on a GPU, where parts of it would take too much memory.
+    @ti.kernel
+    def attention_pack(a: t.Array, factor: t.Array, packed: t.Array, n: Numbers, steps: Steps, programs: ti.i32):
+        ti.loop_config(block_dim=t.lanes)
+        for program in range(t.threads(programs)):
+            tiles = (n.queries + (t.queries - 1)) // t.queries
+            h, b = program // tiles % n.heads, program // tiles // n.heads
+            i = program % tiles * t.queries
+            rows = ti.min(t.queries, n.queries - i)
+            x = t.packed(packed, program * steps.tile, t.queries, steps.cols)
+            x.load(a, b * steps.batch + h * steps.head + i * steps.row, steps.row, 0, rows, steps.cols)
+            x.hide(factor, (b * n.heads + h) * n.queries + i, rows)
+            x.mark()
+
+    return attention_pack
+
+
+def collect(t):
+    """Build dQ of packed parts."""
+
+    @ti.kernel
+    def attention_collect(
+        packed: t.Array, dq: t.Array, space: t.Array, n: Numbers, steps: Steps, size: ti.i32, programs: ti.i32
+    ):
+        ti.loop_config(block_dim=t.lanes)
+        for program in range(t.threads(programs)):
+            p = t.program(program, space, size)
+            tiles = (n.queries + (t.queries - 1)) // t.queries
+            h, b = program // tiles % n.heads, program // tiles // n.heads
+            i = program % tiles * t.queries
+            x = p.tile(t.queries, n.dim)
+            x.gather(packed, program * steps.tile, programs * steps.tile, n.parts)
+            rows = ti.min(t.queries, n.queries - i)
+            x.save(dq, b * steps.batch + h * steps.head + i * steps.row, steps.row, rows, n.dim)
+
+    return attention_collect
+
+
+def backward_keys(t, which):
+    """Build dK and dV, and on a CPU a part of dQ for each part of the keys, which ``collect`` sums.
+
+    On a CPU q and dout come packed. A launch plan never wants dQ of this kernel on a GPU, where parts of it would take
+    too much memory.
     """
 
     @ti.kernel
@@ -174,12 +216,12 @@ def backward_keys(t, which):
             part = program % n.parts
             kv, b = program // n.parts % n.kv_heads, program // n.parts // n.kv_heads
             groups = n.heads // n.kv_heads
-            qs, dos = p.tile(t.queries, n.dim), p.tile(t.queries, n.value_dim)
+            qs, dos = p.packed(t.queries, n.dim), p.packed(t.queries, n.value_dim)
             ks, vs = p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
             turned_k, turned_v = p.right(ks, n.dim), p.right(vs, n.value_dim)
             s, ds = p.tile(t.queries, t.keys), p.tile(t.queries, t.keys)
             sum_k, sum_v = p.sums(t.keys, n.dim, dk), p.sums(t.keys, n.value_dim, dv)
-            sum_q = p.tile(t.queries, n.dim)
+            sum_q = p.packed_sums(t.queries, n.dim, dq)
             key_tiles = (n.keys + (t.keys - 1)) // t.keys
             for tile in range(part * key_tiles // n.parts, (part + 1) * key_tiles // n.parts):
                 j = tile * t.keys
@@ -204,9 +246,10 @@ def backward_keys(t, which):
                     for query_tile in range(first_query(n, j, t.queries), last_query(n, j, count, t.queries)):
                         i = query_tile * t.queries
                         rows = ti.min(t.queries, n.queries - i)
-                        q_at = b * n.q_b + h * n.q_h + i * n.q_r
+                        q_at = b * n.q_b + h * n.q_h + query_tile * n.q_t
+                        o_at = b * n.o_b + h * n.o_h + query_tile * n.o_t
                         qs.load(q, q_at, n.q_r, 0, rows, n.dim)
-                        dos.load(dout, b * n.o_b + h * n.o_h + i * n.o_r, n.o_r, 0, rows, n.value_dim)
+                        dos.load(dout, o_at, n.o_r, 0, rows, n.value_dim)
                         qs.hide(factor, f.rows + i, rows)
                         dos.hide(factor, f.rows + i, rows)
                         s.along(qs, turned_k, n.dim)
@@ -220,8 +263,7 @@ def backward_keys(t, which):
                         if n.want_k == 1:
                             sum_k.add_across(ds, qs, k_at, n.k_r, count, n.dim)
                         if n.want_q == 1:
-                            sum_q.set_down(ds, ks, rows)
-                            sum_q.save_more(dq, part * n.batch * n.q_b + q_at, n.q_r, rows, n.dim)
+                            sum_q.add_down(ds, ks, part * n.batch * n.q_b + q_at, n.q_r, rows, n.dim)
                 if n.want_k == 1:
                     sum_k.save(dk, k_at, n.k_r, count, n.dim)
                 if n.want_v == 1:

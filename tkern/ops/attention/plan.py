@@ -99,28 +99,53 @@ class Work:
             self._add_bias(launch, wanted["bias"])
 
     def _add_keys(self, launch: Launch, wanted: dict[str, Any], together: bool) -> None:
-        from tkern.lang import columns
-
         size = self._inputs
-        tiles = -(-size.keys // self._words.keys)
         heads = size.batch * size.kv_heads
+        parts = -(-size.keys // self._words.keys)
         nothing = arrays.zeros(1, self._backend)
-        parts, dq = tiles, nothing
-        count = math.prod(size.q.shape)
-        if self._words.one_pass:
+        q, dout, dq, changes = self._q, self._dout, nothing, {}
+        if self._words.packs:
+            q, q_steps = self._packed(launch, self._q, "q", size.dim)
+            dout, o_steps = self._packed(launch, self._dout, "o", size.value_dim)
+            tiles = -(-size.queries // self._words.queries)
+            for name, steps in ("q", q_steps), ("o", o_steps):
+                head = tiles * steps.tile
+                changes |= {f"{name}_b": size.heads * head, f"{name}_h": head, f"{name}_t": steps.tile}
+            count = size.batch * changes["q_b"]
             most = 1 + _MOST_PARTS_BYTES // (4 * count)
-            parts = max(1, min(tiles, -(-2 * (os.cpu_count() or 1) // heads), most))
+            parts = max(1, min(parts, -(-2 * (os.cpu_count() or 1) // heads), most))
         if together:
-            dq = wanted["q"] if parts == 1 else _own(parts * count, self._backend)
+            dq = _own(parts * count, self._backend)
             launch.add(self._kernel("clear"), dq, parts * count, -(-parts * count // 4096))
         launch.add(
             self._kernel("backward_keys", stats=True, delta=True),
-            *self._arguments(), dq, wanted.get("k", nothing), wanted.get("v", nothing), self._space,
-            self._pack(parts=parts, want_q=int(together), want_k=int("k" in wanted), want_v=int("v" in wanted)),
+            q, self._k, self._v, dout, *self._others(), dq,
+            wanted.get("k", nothing), wanted.get("v", nothing), self._space,
+            self._pack(
+                **changes, parts=parts, want_q=int(together), want_k=int("k" in wanted), want_v=int("v" in wanted)
+            ),
             heads * parts,
         )  # fmt: skip
-        if together and parts > 1:
-            launch.add(columns.sum_kernel(self._backend, count), dq, wanted["q"], parts, count, count)
+        if together:
+            launch.add(
+                self._kernel("collect"),
+                dq, wanted["q"], self._space, self._pack(parts=parts), q_steps, self._base["size"],
+                self._query_programs(),
+            )  # fmt: skip
+
+    def _packed(self, launch: Launch, given: Any, name: str, cols: int) -> tuple[Any, Any]:
+        """Add what packs ``given``; return the packed array, and its steps."""
+        from tkern.ops.attention import scores
+
+        tile = self._words.packed_floats(cols)
+        steps = scores.Steps(
+            **{long: self._base[f"{name}_{short}"] for long, short in (("batch", "b"), ("head", "h"), ("row", "r"))},
+            tile=tile, cols=cols,
+        )  # fmt: skip
+        programs = self._query_programs()
+        packed = _own(programs * tile, self._backend)
+        launch.add(self._kernel("pack"), given, self._factor, packed, self._pack(), steps, programs)
+        return packed, steps
 
     def _add_bias(self, launch: Launch, dbias: Any) -> None:
         from tkern.lang import columns
@@ -151,9 +176,10 @@ class Work:
             launch.add(columns.sum_kernel(self._backend, total), target, dbias, made // total, total, total)
 
     def _arguments(self) -> tuple[Any, ...]:
-        return (
-            self._q, self._k, self._v, self._dout, self._mask, self._bias, self._shift, self._factor, self._delta,
-        )  # fmt: skip
+        return (self._q, self._k, self._v, self._dout, *self._others())
+
+    def _others(self) -> tuple[Any, ...]:
+        return self._mask, self._bias, self._shift, self._factor, self._delta
 
     def _query_programs(self) -> int:
         tiles: int = -(-self._inputs.queries // self._words.queries)
@@ -192,8 +218,9 @@ class Work:
                 "bias_q": cols if rows > 1 else 0,
                 "bias_k": int(cols == n.keys),
             }
+        tiles = {f"{name}_t": self._words.queries * steps[name][2] for name in "qo"}
         return {
-            **numbers, **bias,
+            **numbers, **tiles, **bias,
             "batch": n.batch, "heads": n.heads, "kv_heads": n.kv_heads, "queries": n.queries, "keys": n.keys,
             "dim": n.dim, "value_dim": n.value_dim,
             "skip": max(0, o.offset - o.left), "stop": max(0, min(n.keys, n.queries + o.offset + o.right)),

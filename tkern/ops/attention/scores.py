@@ -130,7 +130,7 @@ def named(**arguments):
     return Named(**arguments)
 
 
-# Sizes, steps between heads and rows in floats, and the options, as one argument.
+# Sizes, steps between heads, rows and tiles in floats, and the options, as one argument.
 Numbers = ti.types.struct(
     batch=ti.i32,
     heads=ti.i32,
@@ -142,6 +142,7 @@ Numbers = ti.types.struct(
     q_b=ti.i32,
     q_h=ti.i32,
     q_r=ti.i32,
+    q_t=ti.i32,
     k_b=ti.i32,
     k_h=ti.i32,
     k_r=ti.i32,
@@ -151,6 +152,7 @@ Numbers = ti.types.struct(
     o_b=ti.i32,
     o_h=ti.i32,
     o_r=ti.i32,
+    o_t=ti.i32,
     bias_b=ti.i32,
     bias_h=ti.i32,
     bias_q=ti.i32,
@@ -172,6 +174,10 @@ Numbers = ti.types.struct(
     softcap=ti.f32,
     nothing=ti.f32,
 )
+
+
+# The steps of an array with rows of ``cols`` floats, and of its packed tiles.
+Steps = ti.types.struct(batch=ti.i32, head=ti.i32, row=ti.i32, tile=ti.i32, cols=ti.i32)
 
 
 # How the scores of dbias are spread over programs: how many each axis has (``lines`` and ``columns`` of tiles), how
