@@ -33,37 +33,52 @@ def put_at(a, at, v):
 
 
 @ti.func
-def product(
-    c: ti.template(),
-    a: ti.template(),
-    b: ti.template(),
-    rows,
-    panels,
-    depth,
-    transposed: ti.template(),
-    add: ti.template(),
-):
-    """c = a·b, or aᵀ·b where ``transposed``, plus c where ``add``.
+def scores_product(c: ti.template(), a: ti.template(), b: ti.template(), rows, panels, depth, band: ti.template()):
+    """c = a·b, but for blocks of c that lie outside of ``band``, which keep what they hold.
 
     Only the first ``rows`` rows (rounded up to 4) and ``panels`` panels of c are made, from sums of ``depth`` terms
     (rounded up to 16): what lies past them in a and b must be 0.
     """
     for n in range(panels):
         for m in range((rows + (_ROWS - 1)) // _ROWS):
-            _micro_kernel(c, a, b, n, m, ((depth + (WIDTH - 1)) >> 4) << 4, transposed, add)
+            first, last = m * _ROWS, m * _ROWS + (_ROWS - 1)
+            if n * WIDTH <= last + band.high and n * WIDTH + (WIDTH - 1) >= first + band.low:
+                _micro_kernel(c, a, b, n, m, 0, (depth + (WIDTH - 1)) >> 4, False, False)
+
+
+@ti.func
+def add_product(
+    c: ti.template(),
+    a: ti.template(),
+    b: ti.template(),
+    rows,
+    panels,
+    depth,
+    band: ti.template(),
+    transposed: ti.template(),
+):
+    """c += a·b, or aᵀ·b where ``transposed``; ``a`` is 0 outside of ``band``. Sizes are as in ``scores_product``."""
+    for n in range(panels):
+        for m in range((rows + (_ROWS - 1)) // _ROWS):
+            # The steps of the sum in which one of these rows has a part.
+            first, last = m * _ROWS, m * _ROWS + (_ROWS - 1)
+            low, high = first + band.low, last + band.high
+            if ti.static(transposed):
+                low, high = first - band.high, last - band.low
+            begin = ti.max(low, 0) >> 4
+            end = ti.min((depth + (WIDTH - 1)) >> 4, (high + WIDTH) >> 4)
+            _micro_kernel(c, a, b, n, m, begin, end, transposed, True)
 
 
 @ti.func
 def careful_product(
-    c: ti.template(), a: ti.template(), b: ti.template(), rows, depth, transposed: ti.template(), add: ti.template()
+    c: ti.template(), a: ti.template(), b: ti.template(), rows, depth, transposed: ti.template()
 ):
-    """As ``product``, where a row of ``b`` that is multiplied by 0 has no effect, whatever is in it."""
+    """As ``add_product``, where a row of ``b`` that is multiplied by 0 has no effect, whatever is in it."""
     for n in range(c.panels):
         for m in range(rows):
             to = c.at + n * c.rows + m
-            total = Vector(0.0)
-            if ti.static(add):
-                total = vector_at(c.space, to)
+            total = variable(vector_at(c.space, to))
             for k in range(depth):
                 x = 0.0
                 if ti.static(transposed):
@@ -77,11 +92,11 @@ def careful_product(
 
 @ti.func
 def _micro_kernel(
-    c: ti.template(), a: ti.template(), b: ti.template(), n, m, depth, transposed: ti.template(), add: ti.template()
+    c: ti.template(), a: ti.template(), b: ti.template(), n, m, begin, end, transposed: ti.template(), add: ti.template()
 ):
     to = (c.at + n * c.rows + m * _ROWS) & _INDICES
     sums = _begin()
-    for k in range(depth >> 4):
+    for k in range(begin, end):
         right = (b.at + n * b.rows + k * WIDTH) & _INDICES
         if ti.static(transposed):
             # Rows of a are the sum's steps, its columns the rows of c.

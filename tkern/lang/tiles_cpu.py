@@ -12,7 +12,7 @@ import taichi as ti
 
 from tkern.lang.macros import handle, macro, value, variable
 from tkern.lang.packed_cpu import PackedSums, PackedTile
-from tkern.lang.products_cpu import careful_product, element_at, product, put_at, vector_at
+from tkern.lang.products_cpu import add_product, careful_product, element_at, put_at, scores_product, vector_at
 from tkern.lang.rows import VECTOR_WIDTH as WIDTH
 from tkern.lang.rows_cpu import Vector, load, load_scalar, load_some, store, store_scalar, store_some, tree_sum
 from tkern.lang.safe import vector_exp
@@ -25,8 +25,8 @@ class CpuTiles:
     Array = ti.types.ndarray(dtype=Vector, ndim=1)
     lanes = 1
     # 64 × 64 scores are 16 KB: all tiles of a head of 64 lie in the second cache of a core.
-    queries = 64
-    keys = 64
+    queries = 112
+    keys = 112
     one_pass = True
     packs = True
     key = ("cpu tiles",)
@@ -258,27 +258,27 @@ class Tile:
             put_at(self.space, self.at + n, total)
 
     @ti.func
-    def along(self, a: ti.template(), b: ti.template(), depth):
-        """Set to a·b, ``b`` being the turned right operand; ``depth`` columns of ``a``."""
-        self.filled = (b.count + (WIDTH - 1)) >> 4
-        product(self, a, b, a.count, self.filled, depth, False, False)
+    def along(self, a: ti.template(), b: ti.template(), depth, band: ti.template()):
+        """Set to a·b, ``b`` being the turned right operand; ``depth`` columns of ``a``; undefined outside of ``band``."""
+        self.filled = _panels(b.count)
+        scores_product(self, a, b, a.count, self.filled, depth, band)
 
     @ti.func
-    def add_across(self, scores: ti.template(), b: ti.template(), start, stride, count, cols):
+    def add_across(self, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):
         """Add scoresᵀ·b; columns of scores past those that were filled have no part."""
         rows = ti.min(count, scores.filled * WIDTH)
         if b.odd == 1:
-            careful_product(self, scores, b, rows, b.count, True, True)
+            careful_product(self, scores, b, rows, b.count, True)
         else:
-            product(self, scores, b, rows, self.panels, b.count, True, True)
+            add_product(self, scores, b, rows, self.panels, b.count, band, True)
 
     @ti.func
-    def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols):
+    def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):
         """Add scores·b."""
         if b.odd == 1:
-            careful_product(self, scores, b, count, b.count, False, True)
+            careful_product(self, scores, b, count, b.count, False)
         else:
-            product(self, scores, b, count, self.panels, b.count, False, True)
+            add_product(self, scores, b, count, self.panels, b.count, band, False)
 
     @ti.func
     def weigh(self, f: ti.template(), first_row, rows, first_column):
@@ -289,7 +289,10 @@ class Tile:
                 for c in range(self.filled):
                     at = self.at + c * self.rows + r
                     columns = Columns(value(first_column + c * WIDTH))
-                    put_at(self.space, at, f.weight(row, columns, variable(vector_at(self.space, at))))
+                    p = Vector(0.0)
+                    if f.sees(row, columns):
+                        p = f.weight(row, columns, variable(vector_at(self.space, at)))
+                    put_at(self.space, at, p)
             else:
                 for c in range(self.filled):
                     put_at(self.space, self.at + c * self.rows + r, Vector(0.0))
@@ -304,8 +307,10 @@ class Tile:
                     at = self.at + c * self.rows + r
                     other = grads.at + c * self.rows + r
                     columns = Columns(value(first_column + c * WIDTH))
-                    s, dp = variable(vector_at(self.space, at)), variable(vector_at(self.space, other))
-                    p, ds = f.weight_and_gradient(row, columns, s, dp)
+                    p, ds = Vector(0.0), Vector(0.0)
+                    if f.sees(row, columns):
+                        s, dp = variable(vector_at(self.space, at)), variable(vector_at(self.space, other))
+                        p, ds = f.weight_and_gradient(row, columns, s, dp)
                     put_at(self.space, at, p)
                     put_at(self.space, other, ds)
             else:

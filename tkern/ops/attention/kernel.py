@@ -56,7 +56,8 @@ def statistics(t, which):
                 if n.has_mask == 1:
                     ks.hide(key_mask, b * n.keys + j, count)
                 turned.turn(ks)
-                s.along(qs, turned, n.dim)
+                band = f.band(i, j)
+                s.along(qs, turned, n.dim, band)
                 running.follow(s, f, i, rows, j)
             for r in range(rows):
                 m, total = running.total(r)
@@ -102,9 +103,10 @@ def output(t, which):
                     ks.hide(key_mask, b * n.keys + j, count)
                     vs.hide(key_mask, b * n.keys + j, count)
                 turned.turn(ks)
-                s.along(qs, turned, n.dim)
+                band = f.band(i, j)
+                s.along(qs, turned, n.dim, band)
                 s.weigh(f, i, rows, j)
-                o.add_down(s, vs, to, n.o_r, rows, n.value_dim)
+                o.add_down(s, vs, to, n.o_r, rows, n.value_dim, band)
             o.save(out, to, n.o_r, rows, n.value_dim)
 
     return attention_output
@@ -252,18 +254,19 @@ def backward_keys(t, which):
                         dos.load(dout, o_at, n.o_r, 0, rows, n.value_dim)
                         qs.hide(factor, f.rows + i, rows)
                         dos.hide(factor, f.rows + i, rows)
-                        s.along(qs, turned_k, n.dim)
+                        band = f.band(i, j)
+                        s.along(qs, turned_k, n.dim, band)
                         if n.want_k == 1 or n.want_q == 1:
-                            ds.along(dos, turned_v, n.value_dim)
+                            ds.along(dos, turned_v, n.value_dim, band)
                             s.differentiate(ds, f, i, rows, j)
                         else:
                             s.weigh(f, i, rows, j)
                         if n.want_v == 1:
-                            sum_v.add_across(s, dos, v_at, n.v_r, count, n.value_dim)
+                            sum_v.add_across(s, dos, v_at, n.v_r, count, n.value_dim, band)
                         if n.want_k == 1:
-                            sum_k.add_across(ds, qs, k_at, n.k_r, count, n.dim)
+                            sum_k.add_across(ds, qs, k_at, n.k_r, count, n.dim, band)
                         if n.want_q == 1:
-                            sum_q.add_down(ds, ks, part * n.batch * n.q_b + q_at, n.q_r, rows, n.dim)
+                            sum_q.add_down(ds, ks, part * n.batch * n.q_b + q_at, n.q_r, rows, n.dim, band)
                 if n.want_k == 1:
                     sum_k.save(dk, k_at, n.k_r, count, n.dim)
                 if n.want_v == 1:
@@ -310,10 +313,11 @@ def backward_queries(t, which):
                     vs.hide(key_mask, b * n.keys + j, count)
                 turned_k.turn(ks)
                 turned_v.turn(vs)
-                s.along(qs, turned_k, n.dim)
-                ds.along(dos, turned_v, n.value_dim)
+                band = f.band(i, j)
+                s.along(qs, turned_k, n.dim, band)
+                ds.along(dos, turned_v, n.value_dim, band)
                 s.differentiate(ds, f, i, rows, j)
-                sum_q.add_down(ds, ks, q_at, n.q_r, rows, n.dim)
+                sum_q.add_down(ds, ks, q_at, n.q_r, rows, n.dim, band)
             sum_q.save(dq, q_at, n.q_r, rows, n.dim)
 
     return attention_backward_queries
@@ -367,8 +371,9 @@ def backward_bias(t, which):
                                 vs.hide(key_mask, b * n.keys + j, count)
                             turned_k.turn(ks)
                             turned_v.turn(vs)
-                            s.along(qs, turned_k, n.dim)
-                            ds.along(dos, turned_v, n.value_dim)
+                            band = f.band(i, j)
+                            s.along(qs, turned_k, n.dim, band)
+                            ds.along(dos, turned_v, n.value_dim, band)
                             ds.bias_gradients(s, f, i, rows, j)
                             sums.fold(ds, spread.fold_q, spread.fold_k)
             at = own_b * spread.step_b + own_h * spread.step_h

@@ -27,6 +27,15 @@ class Row:
 
 
 @handle
+class Band:
+    """Which of a tile's scores are visible by position: column c of row r if r + low ≤ c ≤ r + high."""
+
+    def __init__(self, low, high):
+        self.low = value(low)
+        self.high = value(high)
+
+
+@handle
 class Scores:
     """From products to scores, weights and their gradients, for one (batch, head).
 
@@ -53,6 +62,17 @@ class Scores:
         factor = t.scalar(a.factor, at) if self.which.stats else 0.0
         delta = t.scalar(a.delta, at) if self.which.delta else 0.0
         return Row(low, high, shift, factor, delta, value(self.bias_at + i * n.bias_q))
+
+    @macro
+    def band(self, i, j):
+        """Return what is visible of the tile of scores whose first is that of query ``i`` and key ``j``."""
+        first = i + self.n.offset - j
+        return Band(first - self.n.left, first + self.n.right)
+
+    @macro
+    def sees(self, row, columns):
+        """Return whether one of the columns is visible by position."""
+        return (columns.last >= row.low) & (columns.first <= row.high)
 
     @ti.func
     def raw(self, s):
