@@ -58,16 +58,23 @@ def add_product(
     transposed: ti.template(),
 ):
     """c += a·b, or aᵀ·b where ``transposed``; ``a`` is 0 outside of ``band``. Sizes are as in ``scores_product``."""
-    for n in range(panels):
-        for m in range((rows + (_ROWS - 1)) // _ROWS):
-            # The steps of the sum in which one of these rows has a part.
-            first, last = m * _ROWS, m * _ROWS + (_ROWS - 1)
-            low, high = first + band.low, last + band.high
-            if ti.static(transposed):
-                low, high = first - band.high, last - band.low
-            begin = ti.max(low, 0) >> 4
-            end = ti.min((depth + (WIDTH - 1)) >> 4, (high + WIDTH) >> 4)
-            _micro_kernel(c, a, b, n, m, begin, end, transposed, True)
+    steps = (depth + (WIDTH - 1)) >> 4
+    blocks = (rows + (_ROWS - 1)) // _ROWS
+    low, high = band.low, band.high
+    if ti.static(transposed):
+        low, high = -band.high, -band.low
+    if low + rows <= 1 and high >= depth - 1:
+        # Nothing is hidden: most tiles, for which the limits of each sum would take time.
+        for n in range(panels):
+            for m in range(blocks):
+                _micro_kernel(c, a, b, n, m, 0, steps, transposed, True)
+    else:
+        for n in range(panels):
+            for m in range(blocks):
+                # The steps of the sum in which one of these rows has a part.
+                begin = ti.max(m * _ROWS + low, 0) >> 4
+                end = ti.min(steps, (m * _ROWS + (_ROWS - 1) + high + WIDTH) >> 4)
+                _micro_kernel(c, a, b, n, m, begin, end, transposed, True)
 
 
 @ti.func
