@@ -27,6 +27,8 @@ class CpuTiles:
     # 64 × 64 scores are 16 KB: all tiles of a head of 64 lie in the second cache of a core.
     queries = 112
     keys = 112
+    # Rows of numbers, one a query, that a program takes where there is little to do for each.
+    rows_each = 64
     one_pass = True
     packs = True
     key = ("cpu tiles",)
@@ -185,19 +187,20 @@ class Tile:
         self.odd = 0
         self.count = ti.max(count, 0)
         rest = Vector(0.0)
-        for c in range(self.panels):
-            left = cols - c * WIDTH
-            for r in range(self.rows):
-                at = self.at + c * self.rows + r
-                from_ = start + r * stride + c * WIDTH
-                inside = r >= skip and r < count
-                v = Vector(0.0)
-                if inside and left >= WIDTH:
-                    v = load(a, from_)
-                elif inside and left > 0:
-                    v = load_some(a, from_, left)
-                put_at(self.space, at, v)
-                rest += v * 0.0
+        for r in range(self.rows):
+            if r >= skip and r < count:
+                for c in range(self.panels):
+                    left = cols - c * WIDTH
+                    v = Vector(0.0)
+                    if left >= WIDTH:
+                        v = load(a, start + r * stride + c * WIDTH)
+                    else:
+                        v = load_some(a, start + r * stride + c * WIDTH, left)
+                    put_at(self.space, self.at + c * self.rows + r, v)
+                    rest += v * 0.0
+            else:
+                for c in range(self.panels):
+                    put_at(self.space, self.at + c * self.rows + r, Vector(0.0))
         if (tree_sum(rest) == 0.0) == 0:
             self.odd = 1
 
@@ -231,9 +234,9 @@ class Tile:
     @ti.func
     def save(self, a: ti.template(), start, stride, count, cols):
         """Write the first ``count`` rows of ``cols`` floats to ``a``, laid out as in ``load``."""
-        for c in range(self.panels):
-            left = cols - c * WIDTH
-            for r in range(count):
+        for r in range(count):
+            for c in range(self.panels):
+                left = cols - c * WIDTH
                 v = variable(vector_at(self.space, self.at + c * self.rows + r))
                 to = start + r * stride + c * WIDTH
                 if left >= WIDTH:
@@ -252,8 +255,8 @@ class Tile:
     def gather(self, packed: ti.template(), start, step, parts):
         """Set to the sum of ``parts`` packed tiles, the first at float ``start``, ``step`` floats apart."""
         for n in range(self.rows * self.panels):
-            total = Vector(0.0)
-            for part in range(parts):
+            total = variable(vector_at(packed, (start >> 4) + n))
+            for part in range(1, parts):
                 total += vector_at(packed, ((start + part * step) >> 4) + n)
             put_at(self.space, self.at + n, total)
 

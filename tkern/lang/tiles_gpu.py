@@ -23,6 +23,7 @@ class GpuTiles:
     lanes = 64
     queries = 1
     keys = 1
+    rows_each = 1
     one_pass = False
     key = ("gpu tiles",)
 

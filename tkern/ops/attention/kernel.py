@@ -116,13 +116,14 @@ def recall(t):
     """Build m and 1/l of every row from an lse that was saved: P = exp(S − lse)."""
 
     @ti.kernel
-    def attention_recall(lse: t.Array, shift: t.Array, factor: t.Array, programs: ti.i32):
+    def attention_recall(lse: t.Array, shift: t.Array, factor: t.Array, rows: ti.i32, programs: ti.i32):
         ti.loop_config(block_dim=t.lanes)
-        for i in range(t.threads(programs)):
-            saved = t.scalar(lse, i)
-            blind = saved < 0.5 * LOWEST
-            t.put_scalar(shift, i, ti.select(blind, 0.0, saved))
-            t.put_scalar(factor, i, ti.select(blind, 0.0, 1.0))
+        for program in range(programs):
+            for i in range(program * t.rows_each, ti.min((program + 1) * t.rows_each, rows)):
+                saved = t.scalar(lse, i)
+                blind = saved < 0.5 * LOWEST
+                t.put_scalar(shift, i, ti.select(blind, 0.0, saved))
+                t.put_scalar(factor, i, ti.select(blind, 0.0, 1.0))
 
     return attention_recall
 
@@ -144,17 +145,19 @@ def correction(t):
 
     @ti.kernel
     def attention_correction(
-        out: t.Array, dout: t.Array, dlse: t.Array, delta: t.Array, n: Numbers, with_dlse: ti.i32, programs: ti.i32
-    ):
+        out: t.Array, dout: t.Array, dlse: t.Array, delta: t.Array, n: Numbers, with_dlse: ti.i32, rows: ti.i32,
+        programs: ti.i32,
+    ):  # fmt: skip
         ti.loop_config(block_dim=t.lanes)
-        for program in range(t.threads(programs)):
-            i = program % n.queries
-            h, b = program // n.queries % n.heads, program // n.queries // n.heads
-            at = b * n.o_b + h * n.o_h + i * n.o_r
-            d = t.dot(out, at, dout, at, n.value_dim)
-            if with_dlse == 1:
-                d -= t.scalar(dlse, program)
-            t.put_scalar(delta, program, d)
+        for program in range(programs):
+            for row in range(program * t.rows_each, ti.min((program + 1) * t.rows_each, rows)):
+                i = row % n.queries
+                h, b = row // n.queries % n.heads, row // n.queries // n.heads
+                at = b * n.o_b + h * n.o_h + i * n.o_r
+                d = t.dot(out, at, dout, at, n.value_dim)
+                if with_dlse == 1:
+                    d -= t.scalar(dlse, row)
+                t.put_scalar(delta, row, d)
 
     return attention_correction
 

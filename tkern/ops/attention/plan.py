@@ -14,7 +14,7 @@ from typing import Any
 
 from tkern import arrays, runtime
 from tkern.errors import SizeLimitError
-from tkern.launch import Launch
+from tkern.launch import Group, Launch
 from tkern.ops.attention.options import Inputs, Options
 
 __all__ = ["Work"]
@@ -59,7 +59,10 @@ class Work:
 
     def add_recall(self, launch: Launch, lse: arrays.Input) -> None:
         """Add what makes m and 1/l of a saved lse."""
-        launch.add(self._kernel("recall"), lse.argument(self._backend), self._shift, self._factor, self._rows)
+        launch.add(
+            self._kernel("recall"), lse.argument(self._backend), self._shift, self._factor, self._rows,
+            self._row_programs(),
+        )  # fmt: skip
 
     def add_output(self, launch: Launch, out: Any) -> None:
         """Add what makes out."""
@@ -82,6 +85,7 @@ class Work:
             self._pack(),
             int(dlse is not None),
             self._rows,
+            self._row_programs(),
         )
 
     def add_gradients(self, launch: Launch, wanted: dict[str, Any]) -> None:
@@ -109,8 +113,8 @@ class Work:
             dout, o_steps = self._packed(launch, self._dout, "o", size.value_dim)
             tiles = -(-size.queries // self._words.queries)
             for name, steps in ("q", q_steps), ("o", o_steps):
-                head = tiles * steps.tile
-                changes |= {f"{name}_b": size.heads * head, f"{name}_h": head, f"{name}_t": steps.tile}
+                head = tiles * steps.values["tile"]
+                changes |= {f"{name}_b": size.heads * head, f"{name}_h": head, f"{name}_t": steps.values["tile"]}
             count = size.batch * changes["q_b"]
             most = 1 + _MOST_PARTS_BYTES // (4 * count)
             parts = max(1, min(parts, -(-2 * (os.cpu_count() or 1) // heads), most))
@@ -138,8 +142,8 @@ class Work:
         from tkern.ops.attention import scores
 
         tile = self._words.packed_floats(cols)
-        steps = scores.Steps(
-            **{long: self._base[f"{name}_{short}"] for long, short in (("batch", "b"), ("head", "h"), ("row", "r"))},
+        steps = Group(
+            scores.Steps, **{long: self._base[f"{name}_{short}"] for long, short in (("batch", "b"), ("head", "h"), ("row", "r"))},
             tile=tile, cols=cols,
         )  # fmt: skip
         programs = self._query_programs()
@@ -164,8 +168,8 @@ class Work:
         across, pass_k = (1, key_tiles) if fold_k else (key_tiles, 1)
         total, made = b * h * rows * cols, own_b * own_h * rows * cols
         target = dbias if total == made else _own(made, self._backend)
-        spread = scores.Spread(
-            heads=own_h, lines=lines, columns=across, pass_b=pass_b, pass_h=pass_h, pass_q=pass_q, pass_k=pass_k,
+        spread = Group(
+            scores.Spread, heads=own_h, lines=lines, columns=across, pass_b=pass_b, pass_h=pass_h, pass_q=pass_q, pass_k=pass_k,
             fold_q=fold_q, fold_k=fold_k, step_b=own_h * rows * cols, step_h=rows * cols, step_q=cols, step_k=1,
         )  # fmt: skip
         launch.add(
@@ -185,6 +189,9 @@ class Work:
         tiles: int = -(-self._inputs.queries // self._words.queries)
         return self._inputs.batch * self._inputs.heads * tiles
 
+    def _row_programs(self) -> int:
+        return -(-self._rows // self._words.rows_each)
+
     def _kernel(self, name: str, **which: bool) -> Any:
         from tkern.lang import compiled
         from tkern.ops.attention import kernel
@@ -196,7 +203,7 @@ class Work:
     def _pack(self, **changes: int) -> Any:
         from tkern.ops.attention import scores
 
-        return scores.Numbers(**{**self._base, **changes})
+        return Group(scores.Numbers, **{**self._base, **changes})
 
     def _numbers(self, size: int) -> dict[str, Any]:
         n, o = self._inputs, self._options
