@@ -18,6 +18,9 @@ _MOST_REPEATS = 200
 # loop overlaps with work, does not hide the kernel.
 _LEAST_REPEAT_SECONDS = 5e-3
 _MOST_CALLS = 200
+# Of a turn, where several functions are measured in turns: before it, and how long it lasts.
+_PAUSE_SECONDS = 0.1
+_TURN_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,10 @@ def measure(
 def measure_all(
     functions: list[Callable[[], Any]], synchronize: Callable[[], None], *, seconds: float = 0.6, device: bool = False
 ) -> list[Timing]:
-    """Measure several functions in turns, a repeat of each at a time, so that a slow moment of the machine meets all.
+    """Measure several functions in turns, a few repeats of each at a time, so that a slow moment meets all of them.
 
+    A turn begins with a pause and a call that is not counted: the threads of a library that ran before (OpenBLAS's,
+    OpenMP's) go on spinning for up to 30 ms, on the cores that the next one needs.
     Arguments as :func:`measure`, ``seconds`` for each function.
     """
     calls = [_warm(function, synchronize, device) for function in functions]
@@ -55,7 +60,14 @@ def measure_all(
     until = time.perf_counter() + seconds * len(functions)
     while len(taken[0]) < _LEAST_REPEATS or (time.perf_counter() < until and len(taken[0]) < _MOST_REPEATS):
         for function, count, times in zip(functions, calls, taken, strict=True):
-            times.append(1e3 * _repeat(function, synchronize, count) / count)
+            if len(functions) > 1:
+                time.sleep(_PAUSE_SECONDS)
+                _repeat(function, synchronize, 1)
+            turn_until = time.perf_counter() + _TURN_SECONDS
+            while True:
+                times.append(1e3 * _repeat(function, synchronize, count) / count)
+                if time.perf_counter() >= turn_until or len(times) >= _MOST_REPEATS:
+                    break
     timings = []
     for count, times in zip(calls, taken, strict=True):
         low, median, high = np.quantile(times, (0.2, 0.5, 0.8))
