@@ -25,6 +25,7 @@ class GpuTiles:
     keys = 1
     rows_each = 1
     one_pass = False
+    packs = False
     key = ("gpu tiles",)
 
     @macro
@@ -78,6 +79,15 @@ class _Program:
         return Tile()
 
     @macro
+    def packed(self, rows, cols):
+        """Return an operand where it is: nothing is packed here."""
+        return Tile()
+
+    @macro
+    def packed_sums(self, rows, cols, out):
+        return _Sums(out)
+
+    @macro
     def right(self, operand, cols):
         return Tile()
 
@@ -100,6 +110,7 @@ class Columns:
 
     def __init__(self, first):
         self.first = first
+        self.last = first
         self.each = first
 
 
@@ -127,16 +138,8 @@ class Tile:
     def turn(self, other):
         self.source = other
 
-    @macro
-    def set_down(self, scores, b, count):
-        """Never wanted here: dq has a launch of its own."""
-
-    @macro
-    def save_more(self, a, start, stride, count, cols):
-        """Never wanted here either."""
-
     @ti.func
-    def along(self, a: ti.template(), b: ti.template(), depth):
+    def along(self, a: ti.template(), b: ti.template(), depth, band: ti.template()):
         self.number = _dot_rows(a, b.source, depth)
 
     @ti.func
@@ -229,13 +232,13 @@ class _Sums:
                     put(self.out, start + c, 0.0)
 
     @ti.func
-    def add_across(self, scores: ti.template(), b: ti.template(), start, stride, count, cols):
+    def add_across(self, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):
         # Not "!= 0", which is false of a NaN on every backend.
         if (scores.number == 0.0) == 0 and b.hidden == 0:
             _add_multiple(self.out, start, scores.number, b.a, b.start, cols)
 
     @ti.func
-    def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols):
+    def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):
         # Not "!= 0", which is false of a NaN on every backend.
         if (scores.number == 0.0) == 0 and b.hidden == 0:
             _add_multiple(self.out, start, scores.number, b.a, b.start, cols)
