@@ -8,8 +8,6 @@ import taichi as ti
 
 from tkern.lang.macros import handle, macro, value, variable
 from tkern.lang.products_cpu import add_product, careful_product, element_at
-from tkern.lang.rows import VECTOR_WIDTH as WIDTH
-from tkern.lang.rows_cpu import Vector
 
 
 @handle

@@ -78,9 +78,7 @@ def add_product(
 
 
 @ti.func
-def careful_product(
-    c: ti.template(), a: ti.template(), b: ti.template(), rows, depth, transposed: ti.template()
-):
+def careful_product(c: ti.template(), a: ti.template(), b: ti.template(), rows, depth, transposed: ti.template()):
     """As ``add_product``, where a row of ``b`` that is multiplied by 0 has no effect, whatever is in it."""
     for n in range(c.panels):
         for m in range(rows):
@@ -99,7 +97,15 @@ def careful_product(
 
 @ti.func
 def _micro_kernel(
-    c: ti.template(), a: ti.template(), b: ti.template(), n, m, begin, end, transposed: ti.template(), add: ti.template()
+    c: ti.template(),
+    a: ti.template(),
+    b: ti.template(),
+    n,
+    m,
+    begin,
+    end,
+    transposed: ti.template(),
+    add: ti.template(),
 ):
     to = (c.at + n * c.rows + m * _ROWS) & _INDICES
     sums = _begin()

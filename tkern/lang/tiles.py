@@ -1,15 +1,19 @@
 """Words for kernels that work on tiles of a matrix of scores, one row a query and one column a key (attention).
 
-On a CPU (:mod:`tkern.lang.tiles_cpu`) a tile is 64 × 64 scores with their operands in the workspace of the running
-thread, and products are a micro-kernel. On a GPU (:mod:`tkern.lang.tiles_gpu`) a lane is a program with tiles of one
-query and one key: right, and without barriers or atomics, but every operand is read through the caches.
+On a CPU (:mod:`tkern.lang.tiles_cpu`) a tile is 112 × 112 scores with their operands in the workspace of the running
+thread, and products are a micro-kernel; operands that are read again and again are packed first. On a GPU
+(:mod:`tkern.lang.tiles_gpu`) a lane is a program with tiles of one query and one key: right, and without barriers or
+atomics, but every operand is read through the caches.
 
 ``t.queries``, ``t.keys``   rows and columns of a tile of scores
 ``t.one_pass``              whether sums over keys and over queries are made by one launch
 ``p = t.program(i, space, size)``   a program, with ``size`` vectors of the workspace ``space`` for its thread
 ``x = p.tile(rows, cols)``  room for a tile; ``x.load(a, start, stride, skip, count, cols)`` fills it from rows of ``a``
+``p.packed(rows, cols)``    an operand that a launch before has packed, by ``t.packed(a, start, rows, cols)``;
+                            ``p.packed_sums(rows, cols, out)`` are sums in that form, and ``x.gather`` adds up several
 ``x.hide(seen, start, count)``      set rows to 0 where ``seen`` is 0, whatever is in them
-``y = p.right(x, cols)``, ``y.turn(x)``  x as the right operand of ``s.along(q, y, cols)``: s = q·xᵀ
+``y = p.right(x, cols)``, ``y.turn(x)``  x as the right operand of ``s.along(q, y, cols, band)``: s = q·xᵀ;
+                            ``band`` says what the position hides, which need not be computed
 ``o = p.sums(rows, cols, out)``     a sum of products, ``o.clear``, ``o.save``: ``o.add_down(s, x)`` adds s·x,
                             ``o.add_across(s, x)`` adds sᵀ·x
 ``s.weigh(f, …)``, ``s.differentiate(ds, f, …)``  what the op's own ``f`` makes of each score (and its gradient), given

@@ -10,6 +10,7 @@ What lies past a tile's last row or column is 0, so no product need know where t
 
 import taichi as ti
 
+from tkern.lang.folded_cpu import Folded
 from tkern.lang.macros import handle, macro, value, variable
 from tkern.lang.packed_cpu import PackedSums, PackedTile
 from tkern.lang.products_cpu import add_product, careful_product, element_at, put_at, scores_product, vector_at
@@ -24,7 +25,8 @@ class CpuTiles:
 
     Array = ti.types.ndarray(dtype=Vector, ndim=1)
     lanes = 1
-    # 64 × 64 scores are 16 KB: all tiles of a head of 64 lie in the second cache of a core.
+    # No power of two: panels whose starts are 4096 bytes apart share a few lines of the first cache. Of 64, 80, 112,
+    # 128, 144, 176 and 208, 112 was the fastest over the standard shapes; see docs/measurements.md.
     queries = 112
     keys = 112
     # Rows of numbers, one a query, that a program takes where there is little to do for each.
@@ -262,7 +264,7 @@ class Tile:
 
     @ti.func
     def along(self, a: ti.template(), b: ti.template(), depth, band: ti.template()):
-        """Set to a·b, ``b`` being the turned right operand; ``depth`` columns of ``a``; undefined outside of ``band``."""
+        """Set to a·b, ``b`` the turned right operand, ``depth`` columns of ``a``; undefined outside of ``band``."""
         self.filled = _panels(b.count)
         scores_product(self, a, b, a.count, self.filled, depth, band)
 
@@ -370,37 +372,6 @@ class Tile:
         return highest, tree_sum(sum_ * vector_exp(most - highest, WIDTH))
 
 
-@handle
-class Folded:
-    """The sum of many tiles. Added-up rows stand in its first row, added-up columns in its first column."""
-
-    def __init__(self, tile):
-        self.tile = tile
-
-    @ti.func
-    def begin(self):
-        self.tile.clear(0, 0, 0, 0)
-
-    @ti.func
-    def fold(self, other: ti.template(), rows, columns):
-        t = self.tile
-        for r in range(t.rows):
-            to = ti.select(rows == 1, 0, r)
-            if columns == 1:
-                total = Vector(0.0)
-                for c in range(t.panels):
-                    total += vector_at(t.space, other.at + c * t.rows + r)
-                _add(t.space, t.at + to, tree_sum(total))
-            else:
-                for c in range(t.panels):
-                    at = t.at + c * t.rows + to
-                    put_at(t.space, at, vector_at(t.space, at) + vector_at(t.space, other.at + c * t.rows + r))
-
-    @ti.func
-    def write(self, a: ti.template(), start, stride, rows, cols):
-        self.tile.save(a, start, stride, rows, cols)
-
-
 @macro
 def _panels(cols):
     """Return the panels of 16 columns that hold ``cols``."""
@@ -411,11 +382,6 @@ def _panels(cols):
 def _whole(rows):
     """Return rows rounded up to what a product takes at a time as steps of its sums."""
     return ((rows + (WIDTH - 1)) >> 4) << 4
-
-
-@macro
-def _add(space, at, v):
-    element_at(space, at, 0)._assign(element_at(space, at, 0) + v)
 
 
 @macro

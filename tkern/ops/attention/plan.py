@@ -107,7 +107,8 @@ class Work:
         heads = size.batch * size.kv_heads
         parts = -(-size.keys // self._words.keys)
         nothing = arrays.zeros(1, self._backend)
-        q, dout, dq, changes = self._q, self._dout, nothing, {}
+        q, dout, dq = self._q, self._dout, nothing
+        changes: dict[str, int] = {}
         if self._words.packs:
             q, q_steps = self._packed(launch, self._q, "q", size.dim)
             dout, o_steps = self._packed(launch, self._dout, "o", size.value_dim)
@@ -142,9 +143,9 @@ class Work:
         from tkern.ops.attention import scores
 
         tile = self._words.packed_floats(cols)
+        base = self._base
         steps = Group(
-            scores.Steps, **{long: self._base[f"{name}_{short}"] for long, short in (("batch", "b"), ("head", "h"), ("row", "r"))},
-            tile=tile, cols=cols,
+            scores.Steps, batch=base[f"{name}_b"], head=base[f"{name}_h"], row=base[f"{name}_r"], tile=tile, cols=cols,
         )  # fmt: skip
         programs = self._query_programs()
         packed = _own(programs * tile, self._backend)
@@ -169,7 +170,8 @@ class Work:
         total, made = b * h * rows * cols, own_b * own_h * rows * cols
         target = dbias if total == made else _own(made, self._backend)
         spread = Group(
-            scores.Spread, heads=own_h, lines=lines, columns=across, pass_b=pass_b, pass_h=pass_h, pass_q=pass_q, pass_k=pass_k,
+            scores.Spread,
+            heads=own_h, lines=lines, columns=across, pass_b=pass_b, pass_h=pass_h, pass_q=pass_q, pass_k=pass_k,
             fold_q=fold_q, fold_k=fold_k, step_b=own_h * rows * cols, step_h=rows * cols, step_q=cols, step_k=1,
         )  # fmt: skip
         launch.add(
@@ -190,7 +192,8 @@ class Work:
         return self._inputs.batch * self._inputs.heads * tiles
 
     def _row_programs(self) -> int:
-        return -(-self._rows // self._words.rows_each)
+        programs: int = -(-self._rows // self._words.rows_each)
+        return programs
 
     def _kernel(self, name: str, **which: bool) -> Any:
         from tkern.lang import compiled
