@@ -248,3 +248,17 @@ def test_a_short_call_on_a_device_is_repeated() -> None:
     found = timing.measure(lambda: order.append("call"), lambda: order.append("sync"), seconds=0.0, device=True)
     assert found.calls >= 128
     assert order[-found.calls - 2 :] == ["sync", *["call"] * found.calls, "sync"]
+
+
+def test_a_turn_begins_with_a_call_that_is_not_counted() -> None:
+    """The threads of the library whose turn was before may still be spinning."""
+    calls = [0, 0]
+
+    def count(which: int) -> None:
+        calls[which] += 1
+
+    found = timing.measure_all([lambda: count(0), lambda: count(1)], lambda: None, seconds=0.0)
+    for one, made in zip(found, calls, strict=True):
+        assert one.repeats >= 5
+        # Two calls at least warm up, and one more begins a turn.
+        assert made >= one.repeats + 3

@@ -63,7 +63,7 @@ def measure_all(
             if len(functions) > 1:
                 time.sleep(_PAUSE_SECONDS)
                 _repeat(function, synchronize, 1)
-            turn_until = time.perf_counter() + _TURN_SECONDS
+            turn_until = time.perf_counter() + (_TURN_SECONDS if len(functions) > 1 else 0.0)
             while True:
                 times.append(1e3 * _repeat(function, synchronize, count) / count)
                 if time.perf_counter() >= turn_until or len(times) >= _MOST_REPEATS:
