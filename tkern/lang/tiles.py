@@ -1,35 +1,73 @@
 """Words for kernels that work on tiles of a matrix of scores, one row a query and one column a key (attention).
 
 On a CPU (:mod:`tkern.lang.tiles_cpu`) a tile is 64 × 64 scores with their operands in the workspace of the running
-thread, and products are a micro-kernel. On a GPU (:mod:`tkern.lang.tiles_gpu`) a lane is a program with tiles of one
-query and one key: right, and without barriers or atomics, but every operand is read through the caches.
+thread, and products are a micro-kernel. On a GPU (:mod:`tkern.lang.tiles_gpu`) a program is a workgroup, scores and
+sums lie in the registers of its lanes, and operands pass through shared memory; an op gives the sizes of its tiles.
 
 ``t.queries``, ``t.keys``   rows and columns of a tile of scores
 ``t.one_pass``              whether sums over keys and over queries are made by one launch
-``p = t.program(i, space, size)``   a program, with ``size`` vectors of the workspace ``space`` for its thread
-``x = p.tile(rows, cols)``  room for a tile; ``x.load(a, start, stride, skip, count, cols)`` fills it from rows of ``a``
+``for i in range(t.threads(programs))``  the outermost loop; ``p = t.program(i, space, size, chunks)`` is the program,
+                            ``p.id`` its number: with ``size`` vectors of the workspace ``space`` for its thread, or
+                            one of ``chunks`` that share the columns of sums
+``p.share(n)``, ``p.own(step)``  the steps of a loop over n that the lanes of a program share, and this lane's number
+``x = p.tile(rows, cols)``  an operand; ``x.load(a, start, stride, skip, count, cols)`` fills it from rows of ``a``
 ``x.hide(seen, start, count)``      set rows to 0 where ``seen`` is 0, whatever is in them
 ``y = p.right(x, cols)``, ``y.turn(x)``  x as the right operand of ``s.along(q, y, cols)``: s = q·xᵀ
-``o = p.sums(rows, cols, out)``     a sum of products, ``o.clear``, ``o.save``: ``o.add_down(s, x)`` adds s·x,
+``s = p.scores(rows, cols)``  a tile of scores
+``o = p.sums(rows, cols)``  a sum of products, ``o.clear``, ``o.save``: ``o.add_down(s, x)`` adds s·x,
                             ``o.add_across(s, x)`` adds sᵀ·x
 ``s.weigh(f, …)``, ``s.differentiate(ds, f, …)``  what the op's own ``f`` makes of each score (and its gradient), given
                             its row (``f.row(i)``) and columns
-``r = p.running(rows)``     running maxima and sums of rows of scores: ``r.begin``, ``r.follow``, ``r.total``
+``r = p.running(rows)``     running maxima and sums of rows of scores: ``r.begin``, ``r.follow``, ``r.end``, ``r.total``
 ``g = p.folded(rows, cols)``  the sum of many tiles, whose rows or columns may be added up too
 ``t.some``, ``t.scalar``, ``t.all``, ``t.exp``, ``t.dot``  neighbouring floats, one float, a number for each of them
 """
 
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 
+@dataclass(frozen=True)
+class TileSizes:
+    """How an op's tiles are laid over the lanes of a workgroup; powers of two throughout.
+
+    ``queries``, ``keys``  rows and columns of a tile of scores
+    ``width``        columns of a sum that a program makes
+    ``lanes``        threads of a workgroup
+    ``across``       lanes side by side along the keys of a tile; a lane has keys/across columns, at least 4
+    ``sums_across``  likewise along the columns of a sum
+    ``slice``        columns of an operand, or rows of it, that are in shared memory at a time
+    ``vectors``      whether shared memory is read by vectors of 4, which SPIR-V's lacks
+    ``reason``       what was measured that chose these
+    """
+
+    queries: int
+    keys: int
+    width: int
+    lanes: int
+    across: int
+    sums_across: int
+    slice: int
+    vectors: bool = False
+    reason: str = field(default="", compare=False)
+
+    @property
+    def shared_fours(self) -> int:
+        """Return the groups of four floats of shared memory that a kernel takes."""
+        streamed = (self.queries + self.keys) * (self.slice // 4 + 1)
+        staged = self.queries * (self.keys // 4 + 1) + self.slice * self.width // 4
+        running = -(-2 * self.queries * self.across // 4)
+        return max(streamed, staged, running)
+
+
 @lru_cache(maxsize=None)
-def tile_words(backend: str) -> Any:
-    """Return the words of ``backend``."""
+def tile_words(backend: str, sizes: TileSizes | None = None) -> Any:
+    """Return the words of ``backend``, on a GPU for tiles of ``sizes``."""
     if backend == "cpu":
         from tkern.lang.tiles_cpu import CpuTiles
 
         return CpuTiles()
     from tkern.lang.tiles_gpu import GpuTiles
 
-    return GpuTiles()
+    return GpuTiles(sizes)

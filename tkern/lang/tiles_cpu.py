@@ -26,6 +26,8 @@ class CpuTiles:
     # 64 × 64 scores are 16 KB: all tiles of a head of 64 lie in the second cache of a core.
     queries = 64
     keys = 64
+    # Columns of a sum that a program makes: all of them.
+    width = 2**30
     one_pass = True
     key = ("cpu tiles",)
 
@@ -34,7 +36,7 @@ class CpuTiles:
         return programs
 
     @macro
-    def program(self, i, space, size):
+    def program(self, i, space, size, chunks):
         return _Program(i, space, value(ti.global_thread_idx() * size))
 
     @macro
@@ -65,10 +67,12 @@ class CpuTiles:
         return Vector(x)
 
     @ti.func
-    def fill(self, a: ti.template(), start, count, number):
-        """Write ``number`` to ``count`` floats of ``a`` from ``start`` on."""
-        for c in range((count + (WIDTH - 1)) >> 4):
-            left = count - c * WIDTH
+    def fill(self, a: ti.template(), i, each, count, number):
+        """Write ``number`` to the program's ``each`` of ``count`` floats."""
+        start = i * each
+        mine = ti.min(each, count - start)
+        for c in range((mine + (WIDTH - 1)) >> 4):
+            left = mine - c * WIDTH
             if left >= WIDTH:
                 store(a, start + c * WIDTH, Vector(number))
             else:
@@ -113,8 +117,21 @@ class _Program:
         return made
 
     @macro
-    def sums(self, rows, cols, out):
+    def scores(self, rows, cols):
         return self.tile(rows, cols)
+
+    @macro
+    def sums(self, rows, cols):
+        return self.tile(rows, cols)
+
+    @macro
+    def share(self, count):
+        """Return how many steps a loop of ``count`` has: there is one lane."""
+        return count
+
+    @macro
+    def own(self, step):
+        return step
 
     @macro
     def folded(self, rows, cols):
@@ -332,6 +349,10 @@ class Tile:
                 most = more
             put_at(self.space, self.at + r, most)
             put_at(self.space, self.at + (self.rows >> 1) + r, sum_)
+
+    @macro
+    def end(self):
+        """Nothing is to be brought together: one lane followed all columns."""
 
     @ti.func
     def total(self, r):

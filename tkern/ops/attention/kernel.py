@@ -34,8 +34,9 @@ def statistics(t, which):
         space: t.Array, n: Numbers, programs: ti.i32,
     ):  # fmt: skip
         ti.loop_config(block_dim=t.lanes)
-        for program in range(t.threads(programs)):
-            p = t.program(program, space, n.size)
+        for thread in range(t.threads(programs)):
+            p = t.program(thread, space, n.size, n.chunks)
+            program = p.id
             tiles = (n.queries + (t.queries - 1)) // t.queries
             h, b = program // tiles % n.heads, program // tiles // n.heads
             i = program % tiles * t.queries
@@ -43,7 +44,7 @@ def statistics(t, which):
             f = Scores(t, which, named(key_mask=key_mask, bias=bias), n, b, h)
             qs, ks = p.tile(t.queries, n.dim), p.tile(t.keys, n.dim)
             turned = p.right(ks, n.dim)
-            s = p.tile(t.queries, t.keys)
+            s = p.scores(t.queries, t.keys)
             running = p.running(t.queries)
             qs.load(q, b * n.q_b + h * n.q_h + i * n.q_r, n.q_r, 0, rows, n.dim)
             running.begin(LOWEST)
@@ -57,13 +58,16 @@ def statistics(t, which):
                 turned.turn(ks)
                 s.along(qs, turned, n.dim)
                 running.follow(s, f, i, rows, j)
-            for r in range(rows):
+            running.end()
+            for step in range(p.share(rows)):
+                r = p.own(step)
                 m, total = running.total(r)
                 at = (b * n.heads + h) * n.queries + i + r
                 blind = total == 0.0
-                t.put_scalar(shift, at, ti.select(blind, 0.0, m))
-                t.put_scalar(factor, at, ti.select(blind, 0.0, 1.0 / total))
-                t.put_scalar(lse, at, ti.select(blind, n.nothing, m + ti.log(total)))
+                if r < rows:
+                    t.put_scalar(shift, at, ti.select(blind, 0.0, m))
+                    t.put_scalar(factor, at, ti.select(blind, 0.0, 1.0 / total))
+                    t.put_scalar(lse, at, ti.select(blind, n.nothing, m + ti.log(total)))
 
     return attention_statistics
 
@@ -77,8 +81,9 @@ def output(t, which):
         out: t.Array, space: t.Array, n: Numbers, programs: ti.i32,
     ):  # fmt: skip
         ti.loop_config(block_dim=t.lanes)
-        for program in range(t.threads(programs)):
-            p = t.program(program, space, n.size)
+        for thread in range(t.threads(programs)):
+            p = t.program(thread, space, n.size, n.chunks)
+            program = p.id
             tiles = (n.queries + (t.queries - 1)) // t.queries
             h, b = program // tiles % n.heads, program // tiles // n.heads
             i = program % tiles * t.queries
@@ -86,8 +91,8 @@ def output(t, which):
             f = Scores(t, which, named(key_mask=key_mask, bias=bias, shift=shift, factor=factor), n, b, h)
             qs, ks, vs = p.tile(t.queries, n.dim), p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
             turned = p.right(ks, n.dim)
-            s = p.tile(t.queries, t.keys)
-            o = p.sums(t.queries, n.value_dim, out)
+            s = p.scores(t.queries, t.keys)
+            o = p.sums(t.queries, n.value_dim)
             to = b * n.o_b + h * n.o_h + i * n.o_r
             qs.load(q, b * n.q_b + h * n.q_h + i * n.q_r, n.q_r, 0, rows, n.dim)
             o.clear(to, n.o_r, rows, n.value_dim)
@@ -115,7 +120,7 @@ def recall(t):
     @ti.kernel
     def attention_recall(lse: t.Array, shift: t.Array, factor: t.Array, programs: ti.i32):
         ti.loop_config(block_dim=t.lanes)
-        for i in range(t.threads(programs)):
+        for i in range(programs):
             saved = t.scalar(lse, i)
             blind = saved < 0.5 * LOWEST
             t.put_scalar(shift, i, ti.select(blind, 0.0, saved))
@@ -130,8 +135,8 @@ def clear(t):
     @ti.kernel
     def attention_clear(a: t.Array, count: ti.i32, programs: ti.i32):
         ti.loop_config(block_dim=t.lanes)
-        for i in range(t.threads(programs)):
-            t.fill(a, i * 4096, ti.min(4096, count - i * 4096), 0.0)
+        for thread in range(t.threads(programs)):
+            t.fill(a, thread, 4096, count, 0.0)
 
     return attention_clear
 
@@ -144,7 +149,7 @@ def correction(t):
         out: t.Array, dout: t.Array, dlse: t.Array, delta: t.Array, n: Numbers, with_dlse: ti.i32, programs: ti.i32
     ):
         ti.loop_config(block_dim=t.lanes)
-        for program in range(t.threads(programs)):
+        for program in range(programs):
             i = program % n.queries
             h, b = program // n.queries % n.heads, program // n.queries // n.heads
             at = b * n.o_b + h * n.o_h + i * n.o_r
@@ -169,17 +174,18 @@ def backward_keys(t, which):
         programs: ti.i32,
     ):  # fmt: skip
         ti.loop_config(block_dim=t.lanes)
-        for program in range(t.threads(programs)):
-            p = t.program(program, space, n.size)
+        for thread in range(t.threads(programs)):
+            p = t.program(thread, space, n.size, n.chunks)
+            program = p.id
             part = program % n.parts
             kv, b = program // n.parts % n.kv_heads, program // n.parts // n.kv_heads
             groups = n.heads // n.kv_heads
             qs, dos = p.tile(t.queries, n.dim), p.tile(t.queries, n.value_dim)
             ks, vs = p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
             turned_k, turned_v = p.right(ks, n.dim), p.right(vs, n.value_dim)
-            s, ds = p.tile(t.queries, t.keys), p.tile(t.queries, t.keys)
-            sum_k, sum_v = p.sums(t.keys, n.dim, dk), p.sums(t.keys, n.value_dim, dv)
-            sum_q = p.tile(t.queries, n.dim)
+            s, ds = p.scores(t.queries, t.keys), p.scores(t.queries, t.keys)
+            sum_k, sum_v = p.sums(t.keys, n.dim), p.sums(t.keys, n.value_dim)
+            sum_q = p.sums(t.queries, n.dim)
             key_tiles = (n.keys + (t.keys - 1)) // t.keys
             for tile in range(part * key_tiles // n.parts, (part + 1) * key_tiles // n.parts):
                 j = tile * t.keys
@@ -239,8 +245,9 @@ def backward_queries(t, which):
         factor: t.Array, delta: t.Array, dq: t.Array, space: t.Array, n: Numbers, programs: ti.i32,
     ):  # fmt: skip
         ti.loop_config(block_dim=t.lanes)
-        for program in range(t.threads(programs)):
-            p = t.program(program, space, n.size)
+        for thread in range(t.threads(programs)):
+            p = t.program(thread, space, n.size, n.chunks)
+            program = p.id
             tiles = (n.queries + (t.queries - 1)) // t.queries
             h, b = program // tiles % n.heads, program // tiles // n.heads
             i = program % tiles * t.queries
@@ -249,8 +256,8 @@ def backward_queries(t, which):
             qs, dos = p.tile(t.queries, n.dim), p.tile(t.queries, n.value_dim)
             ks, vs = p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
             turned_k, turned_v = p.right(ks, n.dim), p.right(vs, n.value_dim)
-            s, ds = p.tile(t.queries, t.keys), p.tile(t.queries, t.keys)
-            sum_q = p.sums(t.queries, n.dim, dq)
+            s, ds = p.scores(t.queries, t.keys), p.scores(t.queries, t.keys)
+            sum_q = p.sums(t.queries, n.dim)
             q_at = b * n.q_b + h * n.q_h + i * n.q_r
             qs.load(q, q_at, n.q_r, 0, rows, n.dim)
             dos.load(dout, b * n.o_b + h * n.o_h + i * n.o_r, n.o_r, 0, rows, n.value_dim)
@@ -289,12 +296,13 @@ def backward_bias(t, which):
         factor: t.Array, delta: t.Array, dbias: t.Array, space: t.Array, n: Numbers, spread: Spread, programs: ti.i32,
     ):  # fmt: skip
         ti.loop_config(block_dim=t.lanes)
-        for program in range(t.threads(programs)):
-            p = t.program(program, space, n.size)
+        for thread in range(t.threads(programs)):
+            p = t.program(thread, space, n.size, n.chunks)
+            program = p.id
             qs, dos = p.tile(t.queries, n.dim), p.tile(t.queries, n.value_dim)
             ks, vs = p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
             turned_k, turned_v = p.right(ks, n.dim), p.right(vs, n.value_dim)
-            s, ds = p.tile(t.queries, t.keys), p.tile(t.queries, t.keys)
+            s, ds = p.scores(t.queries, t.keys), p.scores(t.queries, t.keys)
             sums = p.folded(t.queries, t.keys)
             column, line = program % spread.columns, program // spread.columns % spread.lines
             own_h = program // spread.columns // spread.lines % spread.heads

@@ -16,11 +16,16 @@ from tkern import arrays, runtime
 from tkern.errors import SizeLimitError
 from tkern.launch import Launch
 from tkern.ops.attention.options import Inputs, Options
+from tkern.ops.attention.sizes import sizes_for
 
 __all__ = ["Work"]
 
 # Private dqs of a CPU launch take at most this much beside the first.
 _MOST_PARTS_BYTES = 32 * 2**20
+# A Vulkan device in software (Mesa's) ends a lane's loops, silently, after so many steps in all.
+_LOOP_LIMIT = 65535
+# Threads of a launch over a range that is known only at run time, on Vulkan and Metal; each takes several programs.
+_VULKAN_THREADS = 131072
 
 
 class Work:
@@ -32,8 +37,8 @@ class Work:
         self._inputs = inputs
         self._options = options
         self._backend = backend
-        _refuse_long_loops(inputs, options, backend)
-        self._words = tile_words(backend)
+        self._words = tile_words(backend, sizes_for(backend, inputs))
+        _refuse_long_loops(inputs, options, backend, self._words)
         self._q, self._k, self._v = (one.argument(backend) for one in (inputs.q, inputs.k, inputs.v))
         nothing = arrays.zeros(1, backend)
         self._bias = nothing if options.bias is None else options.bias.argument(backend)
@@ -63,10 +68,11 @@ class Work:
 
     def add_output(self, launch: Launch, out: Any) -> None:
         """Add what makes out."""
+        chunks = self._chunks(self._inputs.value_dim)
         launch.add(
             self._kernel("output", stats=True, delta=False),
             self._q, self._k, self._v, self._mask, self._bias, self._shift, self._factor, out, self._space,
-            self._pack(), self._query_programs(),
+            self._pack(chunks=chunks), self._query_programs() * chunks,
         )  # fmt: skip
 
     def add_correction(self, launch: Launch, out: Any, dout: arrays.Input, dlse: arrays.Input | None) -> None:
@@ -91,9 +97,11 @@ class Work:
         if others:
             self._add_keys(launch, wanted, together)
         if "q" in wanted and not together:
+            chunks = self._chunks(self._inputs.dim)
             launch.add(
                 self._kernel("backward_queries", stats=True, delta=True),
-                *self._arguments(), wanted["q"], self._space, self._pack(), self._query_programs(),
+                *self._arguments(), wanted["q"], self._space, self._pack(chunks=chunks),
+                self._query_programs() * chunks,
             )  # fmt: skip
         if "bias" in wanted:
             self._add_bias(launch, wanted["bias"])
@@ -113,11 +121,15 @@ class Work:
         if together:
             dq = wanted["q"] if parts == 1 else _own(parts * count, self._backend)
             launch.add(self._kernel("clear"), dq, parts * count, -(-parts * count // 4096))
+        chunks = self._chunks(max(size.dim if "k" in wanted else 1, size.value_dim if "v" in wanted else 1))
         launch.add(
             self._kernel("backward_keys", stats=True, delta=True),
             *self._arguments(), dq, wanted.get("k", nothing), wanted.get("v", nothing), self._space,
-            self._pack(parts=parts, want_q=int(together), want_k=int("k" in wanted), want_v=int("v" in wanted)),
-            heads * parts,
+            self._pack(
+                parts=parts, chunks=chunks,
+                want_q=int(together), want_k=int("k" in wanted), want_v=int("v" in wanted),
+            ),
+            heads * parts * chunks,
         )  # fmt: skip
         if together and parts > 1:
             launch.add(columns.sum_kernel(self._backend, count), dq, wanted["q"], parts, count, count)
@@ -159,6 +171,10 @@ class Work:
         tiles: int = -(-self._inputs.queries // self._words.queries)
         return self._inputs.batch * self._inputs.heads * tiles
 
+    def _chunks(self, columns: int) -> int:
+        """Return how many programs share the ``columns`` of a sum."""
+        return -(-columns // self._words.width)
+
     def _kernel(self, name: str, **which: bool) -> Any:
         from tkern.lang import compiled
         from tkern.ops.attention import kernel
@@ -199,7 +215,7 @@ class Work:
             "skip": max(0, o.offset - o.left), "stop": max(0, min(n.keys, n.queries + o.offset + o.right)),
             "offset": o.offset, "left": o.left, "right": o.right,
             "has_bias": int(o.bias is not None), "has_mask": int(o.key_mask is not None),
-            "want_q": 0, "want_k": 0, "want_v": 0, "parts": 1, "size": size,
+            "want_q": 0, "want_k": 0, "want_v": 0, "parts": 1, "size": size, "chunks": 1,
             "scale": o.scale, "softcap": o.softcap, "nothing": -math.inf,
         }  # fmt: skip
 
@@ -212,23 +228,30 @@ class Work:
         return total
 
 
-def _refuse_long_loops(inputs: Inputs, options: Options, backend: str) -> None:
+def _refuse_long_loops(inputs: Inputs, options: Options, backend: str, words: Any) -> None:
     """Refuse sizes at which a Vulkan device in software would end a lane's loops before they are done."""
     if backend == "cpu" or not runtime.backend(backend).in_software:
         return
-    from tkern.lang.tiles_gpu import LOOP_LIMIT
-
-    each = 2 * (-(-inputs.dim // 8) - (-inputs.value_dim // 8)) + 3
-    passes = max(inputs.keys, inputs.queries * (inputs.heads // inputs.kv_heads))
+    query_tiles, key_tiles = -(-inputs.queries // words.queries), -(-inputs.keys // words.keys)
+    group = inputs.heads // inputs.kv_heads
+    pairs = max(key_tiles, group * query_tiles)
     if options.bias is not None:
         b, h, rows, cols = options.bias_sizes
-        across = (1 if rows == inputs.queries else inputs.queries) * (1 if cols == inputs.keys else inputs.keys)
-        passes = max(passes, across * (inputs.batch if b == 1 else 1) * (inputs.heads if h == 1 else 1))
-    if passes * each > LOOP_LIMIT:
+        across = (1 if rows == inputs.queries else query_tiles) * (1 if cols == inputs.keys else key_tiles)
+        pairs = max(pairs, across * (inputs.batch if b == 1 else 1) * (inputs.heads if h == 1 else 1))
+    slices = -(-inputs.dim // words.slice) - (-inputs.value_dim // words.slice)
+    streamed = slices * (1 + words.slice // 4)
+    added = 2 * (max(words.queries, words.keys) // words.slice) * (1 + words.slice)
+    # A workgroup takes several programs where there are more than a launch has threads.
+    tiles = group * query_tiles if query_tiles > key_tiles else key_tiles
+    chunks = -(-max(inputs.dim, inputs.value_dim) // words.width)
+    rounds = -(-inputs.batch * inputs.heads * tiles * chunks * words.lanes // _VULKAN_THREADS)
+    steps = rounds * pairs * (streamed + added + 4)
+    if steps > _LOOP_LIMIT:
         raise SizeLimitError(
             argument="q",
-            expected=f"at most {LOOP_LIMIT} steps of a loop on a {backend} device in software",
-            got=f"{passes * each}",
+            expected=f"at most {_LOOP_LIMIT} steps of a loop on a {backend} device in software",
+            got=f"{steps}",
             hint="such a device ends longer loops in silence; use the cpu backend, or shorter sequences",
         )
 

@@ -165,6 +165,8 @@ Numbers = ti.types.struct(
     want_v=ti.i32,
     parts=ti.i32,
     size=ti.i32,
+    # Programs that share the columns of a sum.
+    chunks=ti.i32,
     scale=ti.f32,
     softcap=ti.f32,
     nothing=ti.f32,
