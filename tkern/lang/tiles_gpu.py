@@ -23,8 +23,9 @@ class GpuTiles:
     Array = ti.types.ndarray(dtype=ti.f32)
     one_pass = False
 
-    def __init__(self, sizes):
+    def __init__(self, sizes, launched):
         self.sizes = sizes
+        self.launched = launched
         self.lanes = sizes.lanes
         self.queries = sizes.queries
         self.keys = sizes.keys
@@ -37,11 +38,11 @@ class GpuTiles:
         self.staged_stride = sizes.keys // 4 + 1
         self.staged = sizes.queries * self.staged_stride
         self.lane_bits = sizes.lanes.bit_length() - 1
-        self.key = ("gpu tiles", sizes)
+        self.key = ("gpu tiles", sizes, launched)
 
     @macro
     def threads(self, programs):
-        return programs * self.lanes
+        return (self.launched or programs) * self.lanes
 
     @macro
     def program(self, i, space, size, chunks):
@@ -69,13 +70,12 @@ class GpuTiles:
         return ti.cast(x, ti.f32)
 
     @ti.func
-    def fill(self, a: ti.template(), i, each, count, number):
-        """Write ``number`` to the program's ``each`` of ``count`` floats."""
-        start = (i >> self.lane_bits) * each + (i & (self.lanes - 1))
-        for step in range(each // self.lanes):
-            at = start + step * self.lanes
-            if at < count:
-                put(a, at, number)
+    def fill(self, a: ti.template(), i, count, number):
+        """Write ``number`` to ``count`` floats, those of this program."""
+        start = (i >> self.lane_bits) * 4096 + (i & (self.lanes - 1))
+        for step in range(4096 // self.lanes):
+            if start + step * self.lanes < count:
+                put(a, start + step * self.lanes, number)
 
     @ti.func
     def dot(self, a: ti.template(), a_at, b: ti.template(), b_at, count):
@@ -93,10 +93,10 @@ class GpuTiles:
 class _Program:
     def __init__(self, words, i, chunks):
         self.words = words
-        group = value(i >> words.lane_bits)
-        self.id = value(group // chunks)
-        # The program's columns of sums.
-        self.first_column = value((group - self.id * chunks) * words.width)
+        self.group = value(i >> words.lane_bits)
+        # Programs that share the columns of sums have one number.
+        self.id = value(self.group // chunks)
+        self.first_column = value((self.group - self.id * chunks) * words.width)
         self.lane = value(i & (words.lanes - 1))
         self.score_column = value(self.lane & (words.across - 1))
         self.score_row = value(self.lane >> (words.across.bit_length() - 1))
@@ -107,6 +107,11 @@ class _Program:
         self.mark = variable(0)
         self.marks = ti.simt.block.SharedArray((2,), ti.i32)
         _begin(self)
+
+    @macro
+    def is_one_of(self, programs):
+        """Return whether there is such a program: more workgroups may be launched than are needed."""
+        return self.group < programs
 
     @macro
     def tile(self, rows, cols):
@@ -230,33 +235,37 @@ class Scores:
         return f.row(value(first_row + ti.min(r, rows - 1))), value(r < rows)
 
     @macro
-    def columns(self, first_column, j):
-        return Columns(value(first_column + self.part.column(j)))
+    def columns(self, first_column):
+        """Return the fragment's columns."""
+        return [Columns(value(first_column + self.part.column(j))) for j in range(self.part.cols)]
 
     @macro
     def weigh(self, f, first_row, rows, first_column):
+        columns = self.columns(first_column)
         for i, line in enumerate(self.part.sums):
             row, inside = self.row(f, first_row, rows, i)
             for j, s in enumerate(line):
-                p = f.weight(row, self.columns(first_column, j), s)
+                p = f.weight(row, columns[j], s)
                 s._assign(ti.select(inside, p, 0.0))
 
     @macro
     def differentiate(self, grads, f, first_row, rows, first_column):
+        columns = self.columns(first_column)
         for i, line in enumerate(self.part.sums):
             row, inside = self.row(f, first_row, rows, i)
             for j, s in enumerate(line):
                 dp = grads.part.sums[i][j]
-                p, ds = f.weight_and_gradient(row, self.columns(first_column, j), s, dp)
+                p, ds = f.weight_and_gradient(row, columns[j], s, dp)
                 s._assign(ti.select(inside, p, 0.0))
                 dp._assign(ti.select(inside, ds, 0.0))
 
     @macro
     def bias_gradients(self, scores, f, first_row, rows, first_column):
+        columns = self.columns(first_column)
         for i, line in enumerate(self.part.sums):
             row, inside = self.row(f, first_row, rows, i)
             for j, dp in enumerate(line):
-                ds = f.bias_gradient(row, self.columns(first_column, j), scores.part.sums[i][j], dp)
+                ds = f.bias_gradient(row, columns[j], scores.part.sums[i][j], dp)
                 dp._assign(ti.select(inside, ds, 0.0))
 
 
@@ -382,9 +391,10 @@ class _Running:
 
     @macro
     def follow(self, scores, f, first_row, rows, first_column):
+        columns = scores.columns(first_column)
         for i, line in enumerate(scores.part.sums):
             row, _ = scores.row(f, first_row, rows, i)
-            xs = [value(f.score(row, scores.columns(first_column, j), s)) for j, s in enumerate(line)]
+            xs = [value(f.score(row, columns[j], s)) for j, s in enumerate(line)]
             more = self.most[i]
             for x in xs:
                 more = value(ti.max(more, x))

@@ -24,7 +24,7 @@ __all__ = ["Work"]
 _MOST_PARTS_BYTES = 32 * 2**20
 # A Vulkan device in software (Mesa's) ends a lane's loops, silently, after so many steps in all.
 _LOOP_LIMIT = 65535
-# Threads of a launch over a range that is known only at run time, on Vulkan and Metal; each takes several programs.
+# Threads of a launch whose number of programs is known only at run time, on Vulkan and Metal.
 _VULKAN_THREADS = 131072
 
 
@@ -37,7 +37,8 @@ class Work:
         self._inputs = inputs
         self._options = options
         self._backend = backend
-        self._words = tile_words(backend, sizes_for(backend, inputs))
+        self._sizes = sizes_for(backend, inputs)
+        self._words = tile_words(backend, self._sizes)
         _refuse_long_loops(inputs, options, backend, self._words)
         self._q, self._k, self._v = (one.argument(backend) for one in (inputs.q, inputs.k, inputs.v))
         nothing = arrays.zeros(1, backend)
@@ -56,10 +57,11 @@ class Work:
 
     def add_statistics(self, launch: Launch, lse: Any) -> None:
         """Add what makes m, 1/l and lse."""
+        programs = self._query_programs()
         launch.add(
-            self._kernel("statistics", stats=False, delta=False),
+            self._kernel("statistics", programs, stats=False, delta=False),
             self._q, self._k, self._mask, self._bias, self._shift, self._factor, lse, self._space,
-            self._pack(), self._query_programs(),
+            self._pack(), programs,
         )  # fmt: skip
 
     def add_recall(self, launch: Launch, lse: arrays.Input) -> None:
@@ -69,10 +71,11 @@ class Work:
     def add_output(self, launch: Launch, out: Any) -> None:
         """Add what makes out."""
         chunks = self._chunks(self._inputs.value_dim)
+        programs = self._query_programs() * chunks
         launch.add(
-            self._kernel("output", stats=True, delta=False),
+            self._kernel("output", programs, stats=True, delta=False),
             self._q, self._k, self._v, self._mask, self._bias, self._shift, self._factor, out, self._space,
-            self._pack(chunks=chunks), self._query_programs() * chunks,
+            self._pack(chunks=chunks), programs,
         )  # fmt: skip
 
     def add_correction(self, launch: Launch, out: Any, dout: arrays.Input, dlse: arrays.Input | None) -> None:
@@ -98,10 +101,10 @@ class Work:
             self._add_keys(launch, wanted, together)
         if "q" in wanted and not together:
             chunks = self._chunks(self._inputs.dim)
+            programs = self._query_programs() * chunks
             launch.add(
-                self._kernel("backward_queries", stats=True, delta=True),
-                *self._arguments(), wanted["q"], self._space, self._pack(chunks=chunks),
-                self._query_programs() * chunks,
+                self._kernel("backward_queries", programs, stats=True, delta=True),
+                *self._arguments(), wanted["q"], self._space, self._pack(chunks=chunks), programs,
             )  # fmt: skip
         if "bias" in wanted:
             self._add_bias(launch, wanted["bias"])
@@ -120,16 +123,18 @@ class Work:
             parts = max(1, min(tiles, -(-2 * (os.cpu_count() or 1) // heads), most))
         if together:
             dq = wanted["q"] if parts == 1 else _own(parts * count, self._backend)
-            launch.add(self._kernel("clear"), dq, parts * count, -(-parts * count // 4096))
+            programs = -(-parts * count // 4096)
+            launch.add(self._kernel("clear", programs), dq, parts * count, programs)
         chunks = self._chunks(max(size.dim if "k" in wanted else 1, size.value_dim if "v" in wanted else 1))
+        programs = heads * parts * chunks
         launch.add(
-            self._kernel("backward_keys", stats=True, delta=True),
+            self._kernel("backward_keys", programs, stats=True, delta=True),
             *self._arguments(), dq, wanted.get("k", nothing), wanted.get("v", nothing), self._space,
             self._pack(
                 parts=parts, chunks=chunks,
                 want_q=int(together), want_k=int("k" in wanted), want_v=int("v" in wanted),
             ),
-            heads * parts * chunks,
+            programs,
         )  # fmt: skip
         if together and parts > 1:
             launch.add(columns.sum_kernel(self._backend, count), dq, wanted["q"], parts, count, count)
@@ -155,9 +160,10 @@ class Work:
             heads=own_h, lines=lines, columns=across, pass_b=pass_b, pass_h=pass_h, pass_q=pass_q, pass_k=pass_k,
             fold_q=fold_q, fold_k=fold_k, step_b=own_h * rows * cols, step_h=rows * cols, step_q=cols, step_k=1,
         )  # fmt: skip
+        programs = own_b * own_h * lines * across
         launch.add(
-            self._kernel("backward_bias", stats=True, delta=True),
-            *self._arguments(), target, self._space, self._pack(), spread, own_b * own_h * lines * across,
+            self._kernel("backward_bias", programs, stats=True, delta=True),
+            *self._arguments(), target, self._space, self._pack(), spread, programs,
         )  # fmt: skip
         if total != made:
             launch.add(columns.sum_kernel(self._backend, total), target, dbias, made // total, total, total)
@@ -175,13 +181,16 @@ class Work:
         """Return how many programs share the ``columns`` of a sum."""
         return -(-columns // self._words.width)
 
-    def _kernel(self, name: str, **which: bool) -> Any:
+    def _kernel(self, name: str, programs: int = 0, **which: bool) -> Any:
         from tkern.lang import compiled
+        from tkern.lang.tiles import tile_words
         from tkern.ops.attention import kernel
 
+        launched = 0 if self._sizes is None else self._sizes.launched_for(programs)
+        words = tile_words(self._backend, self._sizes, launched)
         if not which:
-            return compiled(getattr(kernel, name), self._words)
-        return compiled(_with(getattr(kernel, name), tuple(which.items())), self._words)
+            return compiled(getattr(kernel, name), words)
+        return compiled(_with(getattr(kernel, name), tuple(which.items())), words)
 
     def _pack(self, **changes: int) -> Any:
         from tkern.ops.attention import scores

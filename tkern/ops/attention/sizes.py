@@ -10,7 +10,9 @@ __all__ = ["SIZES", "sizes_for"]
 
 SIZES: dict[str, tuple[TileSizes, ...]] = {
     "software": (
-        TileSizes(16, 16, 32, 16, 4, 4, 16, reason="a device in software: the least work for a partial tile"),
+        TileSizes(
+            16, 16, 32, 16, 4, 4, 16, launched=(64,), reason="a device in software: the least work for a partial tile"
+        ),
     ),
     "vulkan": (TileSizes(64, 64, 64, 256, 16, 16, 16),),
     "metal": (TileSizes(64, 64, 64, 256, 16, 16, 16),),
