@@ -60,9 +60,6 @@ def _launch(kernel: Any, arguments: tuple[Any, ...]) -> None:
     program = ti.lang.impl.get_runtime().prog
     key = (kernel, *(_type_of(value) for value in arguments))
     known = _compiled.get(key)
-    if any(isinstance(value, ti.Struct) for value in arguments):
-        kernel(*arguments)
-        return
     if known is None or known[0] is not program:
         kernel(*arguments)
         primal = kernel._primal
@@ -80,8 +77,15 @@ def _launch(kernel: Any, arguments: tuple[Any, ...]) -> None:
             context.set_arg_external_array_with_shape((i,), value.ctypes.data, value.nbytes, value.shape[:-1], 0)
         elif isinstance(value, ti.Ndarray):
             context.set_arg_ndarray((i,), value.arr)
-        else:  # a flat torch tensor on the device
-            context.set_arg_external_array_with_shape((i,), value.data_ptr(), 4 * value.numel(), tuple(value.shape), 0)
+        elif isinstance(value, ti.Struct):
+            for j, member in enumerate(value.entries.values()):
+                if isinstance(member, float):
+                    context.set_struct_arg_float((i, j), member)
+                else:
+                    context.set_struct_arg_int((i, j), member)
+        else:  # a torch tensor on the device, flat or of vectors
+            shape = tuple(value.shape[:1])
+            context.set_arg_external_array_with_shape((i,), value.data_ptr(), 4 * value.numel(), shape, 0)
     program.launch_kernel(known[2], context)
 
 

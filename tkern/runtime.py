@@ -49,7 +49,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "cpu": {**_COMMON, "real_matrix_scalarize": False, "make_cpu_multithreading_loop": False},
     "metal": {**_COMMON, "opt_level": 0},
     "vulkan": {**_COMMON, "opt_level": 0},
-    "cuda": dict(_COMMON),
+    "cuda": {**_COMMON, "opt_level": 0},
 }
 
 # Held while a kernel is compiled or launched and while the backend changes: Taichi itself is not thread-safe.

@@ -84,14 +84,14 @@ class Fragment:
 
     @macro
     def assign(self, other):
-        for line, more in zip(self.sums, other.sums):
-            for one, v in zip(line, more):
+        for line, more in zip(self.sums, other.sums, strict=True):
+            for one, v in zip(line, more, strict=True):
                 one._assign(v)
 
     @macro
     def add(self, other):
-        for line, more in zip(self.sums, other.sums):
-            for one, v in zip(line, more):
+        for line, more in zip(self.sums, other.sums, strict=True):
+            for one, v in zip(line, more, strict=True):
                 one._assign(one + v)
 
 
@@ -136,12 +136,19 @@ class Slice:
     def load_all(self, a, first_column):
         for n in range(self.passes):
             at = value(self.starts[n] + first_column)
+            x = self.program.words.four(a, at)
             for u in range(4):
-                self.numbers[n][u]._assign(ti.select(self.seen[n], element(a, at + u), 0.0))
+                self.numbers[n][u]._assign(ti.select(self.seen[n], x[u], 0.0))
 
     @macro
     def load_left(self, a, first_column, left):
         for n in range(self.passes):
+            if self.program.words.fours:
+                mine = value(left - self.groups[n] * 4)
+                x = self.program.words.four(a, self.starts[n] + first_column + ti.min(mine - 4, 0))
+                for u in range(4):
+                    self.numbers[n][u]._assign(ti.select(self.seen[n] & (mine > 0), x[u], 0.0))
+                continue
             mine = value(left - self.groups[n] * 4)
             at = value(self.starts[n] + first_column + ti.min(mine - 1, 0))
             for u in range(4):
@@ -328,7 +335,7 @@ def _step_across(program, sums, row, group):
     stride = program.words.staged_stride
     at = value(row * stride + program.sum_row * (sums.rows // 4))
     a = [[one for g in range(sums.rows // 4) for one in program.shared.four(at + k * stride + g)] for k in range(4)]
-    _multiply(program, sums, [list(line) for line in zip(*a)], group)
+    _multiply(program, sums, [list(line) for line in zip(*a, strict=True)], group)
 
 
 @macro

@@ -5,7 +5,7 @@ thread, and products are a micro-kernel. On a GPU (:mod:`tkern.lang.tiles_gpu`) 
 sums lie in the registers of its lanes, and operands pass through shared memory; an op gives the sizes of its tiles.
 
 ``t.queries``, ``t.keys``   rows and columns of a tile of scores
-``t.one_pass``              whether sums over keys and over queries are made by one launch
+``t.Array``, ``t.Rows``     annotations of arrays of numbers, and of rows of operands and sums
 ``for i in range(t.threads(programs))``  the outermost loop; ``p = t.program(i, space, size, chunks)``, with ``size``
                             vectors of the workspace ``space`` for its thread, or one of ``chunks`` that share the
                             columns of sums; its number is ``p.id``, if it ``p.is_one_of(programs)``
@@ -41,6 +41,10 @@ class TileSizes:
     ``launched``     workgroups of a launch, the smallest that suffices; they are compiled in, since a range that is known
                      only at run time makes a second launch, and always as many threads as there may be
     ``vectors``      whether shared memory is read by vectors of 4, which SPIR-V's lacks
+    ``fours``        whether rows are read four floats at a time where they are whole vectors of 4
+    ``resident``     programs that the device runs at once: with fewer key heads, a head's keys are divided
+    ``most_parts``   floats that private dqs of parts of the keys may take, each of which is summed afterwards; where
+                     they would take more, dq is made by a launch of its own, from scores that it makes anew
     ``reason``       what was measured that chose these
     """
 
@@ -53,6 +57,9 @@ class TileSizes:
     slice: int
     launched: tuple[int, ...] = (512, 8192)
     vectors: bool = False
+    fours: bool = True
+    resident: int = 1
+    most_parts: int = 0
     reason: str = field(default="", compare=False)
 
     def launched_for(self, programs: int) -> int:
@@ -69,12 +76,12 @@ class TileSizes:
 
 
 @lru_cache(maxsize=None)
-def tile_words(backend: str, sizes: TileSizes | None = None, launched: int = 0) -> Any:
-    """Return the words of ``backend``, on a GPU for tiles of ``sizes`` and so many workgroups."""
+def tile_words(backend: str, sizes: TileSizes | None = None, launched: int = 0, fours: bool = False) -> Any:
+    """Return the words of ``backend``, on a GPU for tiles of ``sizes``, so many workgroups, rows of whole vectors of 4."""
     if backend == "cpu":
         from tkern.lang.tiles_cpu import CpuTiles
 
         return CpuTiles()
     from tkern.lang.tiles_gpu import GpuTiles
 
-    return GpuTiles(sizes, launched)
+    return GpuTiles(sizes, launched, fours)

@@ -22,13 +22,13 @@ class CpuTiles:
     """Words for one task per program, with the workspace of the running thread; scores come 16 at a time."""
 
     Array = ti.types.ndarray(dtype=Vector, ndim=1)
+    Rows = Array
     lanes = 1
     # 64 × 64 scores are 16 KB: all tiles of a head of 64 lie in the second cache of a core.
     queries = 64
     keys = 64
     # Columns of a sum that a program makes: all of them.
     width = 2**30
-    one_pass = True
     key = ("cpu tiles",)
 
     @macro
@@ -269,7 +269,7 @@ class Tile:
             product(self, scores, b, count, self.panels, b.count, True, True)
 
     @ti.func
-    def set_down(self, scores: ti.template(), b: ti.template(), count):
+    def set_down(self, scores: ti.template(), b: ti.template(), count, cols):
         """Set to scores·b, its first ``count`` rows."""
         if b.odd == 1:
             careful_product(self, scores, b, scores.panels * WIDTH, False, False)

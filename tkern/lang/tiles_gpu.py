@@ -10,8 +10,9 @@ order, so two runs give the same bits.
 """
 
 import taichi as ti
+from taichi.lang import impl
 
-from tkern.lang.macros import handle, macro, value, variable
+from tkern.lang.macros import builder, handle, macro, value, variable
 from tkern.lang.products_gpu import Fragment, Shared, add_product, along, stage
 from tkern.lang.rows_gpu import element, put
 
@@ -21,9 +22,11 @@ class GpuTiles:
     """Words for one workgroup per program, with tiles of the ``sizes`` that the op's table gives."""
 
     Array = ti.types.ndarray(dtype=ti.f32)
-    one_pass = False
 
-    def __init__(self, sizes, launched):
+    def __init__(self, sizes, launched, fours):
+        # Whether rows of operands and sums are whole vectors of 4, and are read and written so.
+        self.fours = fours
+        self.Rows = ti.types.ndarray(dtype=ti.types.vector(4, ti.f32)) if fours else self.Array
         self.sizes = sizes
         self.launched = launched
         self.lanes = sizes.lanes
@@ -38,7 +41,7 @@ class GpuTiles:
         self.staged_stride = sizes.keys // 4 + 1
         self.staged = sizes.queries * self.staged_stride
         self.lane_bits = sizes.lanes.bit_length() - 1
-        self.key = ("gpu tiles", sizes, launched)
+        self.key = ("gpu tiles", sizes, launched, fours)
 
     @macro
     def threads(self, programs):
@@ -47,6 +50,30 @@ class GpuTiles:
     @macro
     def program(self, i, space, size, chunks):
         return _Program(self, i, chunks)
+
+    @macro
+    def four(self, a, at):
+        """Return four neighbouring floats of rows; ``at`` is the first of a vector where they are whole ones."""
+        if self.fours:
+            v = variable(element(a, at >> 2))
+            return [impl.subscript(builder(), v, u) for u in range(4)]
+        return [value(element(a, at + u)) for u in range(4)]
+
+    @macro
+    def some_four(self, a, at, left):
+        """Return four neighbouring floats of rows of which only ``left`` may be read; the others are copies."""
+        if self.fours:
+            return self.four(a, at)
+        return [value(element(a, at + ti.min(u, left - 1))) for u in range(4)]
+
+    @macro
+    def put_four(self, a, at, numbers, left):
+        """Write the ``left`` first of four neighbouring floats of rows."""
+        if self.fours:
+            _put_if(left > 0, element(a, at >> 2), ti.Vector(numbers))
+        else:
+            for u in range(4):
+                _put_if(u < left, element(a, at + u), numbers[u])
 
     @macro
     def scalar(self, a, at):
@@ -79,14 +106,25 @@ class GpuTiles:
 
     @ti.func
     def dot(self, a: ti.template(), a_at, b: ti.template(), b_at, count):
-        # Eight at a time, so that loads overlap.
         total = 0.0
-        for step in range(count >> 3):
-            for u in ti.static(range(8)):
-                total += element(a, a_at + step * 8 + u) * element(b, b_at + step * 8 + u)
-        for c in range((count >> 3) << 3, count):
-            total += element(a, a_at + c) * element(b, b_at + c)
+        for step in range(count >> 2):
+            x, y = self.four(a, a_at + step * 4), self.four(b, b_at + step * 4)
+            total += x[0] * y[0] + x[1] * y[1] + x[2] * y[2] + x[3] * y[3]
+        if ti.static(not self.fours):
+            for c in range((count >> 2) << 2, count):
+                total += element(a, a_at + c) * element(b, b_at + c)
         return total
+
+
+@ti.func
+def _put_if(wanted, target: ti.template(), v):
+    if wanted:
+        _assign(target, v)
+
+
+@macro
+def _assign(target, v):
+    target._assign(v)
 
 
 @handle
@@ -297,22 +335,45 @@ class _Sums:
     def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols):
         add_product(self.program, self.part, scores.part, b, cols, False, False)
 
-    @macro
-    def set_down(self, scores, b, count):
-        """Never wanted here: dq has a launch of its own."""
-
-    @macro
-    def save_more(self, a, start, stride, count, cols):
-        """Never wanted here either."""
+    @ti.func
+    def set_down(self, scores: ti.template(), b: ti.template(), count, cols):
+        add_product(self.program, self.part, scores.part, b, cols, False, True)
 
     @ti.func
     def save(self, a: ti.template(), start, stride, count, cols):
         for i in ti.static(range(self.part.rows)):
             row = self.part.first_row + i
-            for j in ti.static(range(self.part.cols)):
-                column = self.program.first_column + self.part.column(j)
-                if row < count and column < cols:
-                    put(a, start + row * stride + column, self.part.sums[i][j])
+            if row < count:
+                self.save_row(a, start + row * stride, cols, i, False)
+
+    @ti.func
+    def save_more(self, a: ti.template(), start, stride, count, cols):
+        """Add to what ``a`` holds."""
+        for i in ti.static(range(self.part.rows)):
+            row = self.part.first_row + i
+            if row < count:
+                self.save_row(a, start + row * stride, cols, i, True)
+
+    @macro
+    def save_row(self, a, start, cols, i, more):
+        for g in range(self.part.cols // 4):
+            column = value(self.program.first_column + self.part.column(4 * g))
+            numbers = self.part.sums[i][4 * g : 4 * g + 4]
+            _save_four(self.program.words, a, start + column, numbers, cols - column, more)
+
+
+@ti.func
+def _save_four(words: ti.template(), a: ti.template(), at, numbers: ti.template(), left, more: ti.template()):
+    if left > 0:
+        if ti.static(more):
+            words.put_four(a, at, _sum_of(words.some_four(a, at, left), numbers), left)
+        else:
+            words.put_four(a, at, numbers, left)
+
+
+@macro
+def _sum_of(some, others):
+    return [value(x + y) for x, y in zip(some, others, strict=True)]
 
 
 @handle
@@ -385,7 +446,7 @@ class _Running:
 
     @macro
     def begin(self, lowest):
-        for most, total in zip(self.most, self.sum):
+        for most, total in zip(self.most, self.sum, strict=True):
             most._assign(lowest)
             total._assign(0.0)
 
@@ -430,7 +491,7 @@ class _Running:
 def _put_running(running):
     program = running.program
     words = program.words
-    for i, (most, total) in enumerate(zip(running.most, running.sum)):
+    for i, (most, total) in enumerate(zip(running.most, running.sum, strict=True)):
         at = value((program.score_row * len(running.most) + i) * words.across + program.score_column)
         program.shared.one(at)._assign(most)
         program.shared.one(words.queries * words.across + at)._assign(total)

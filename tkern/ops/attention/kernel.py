@@ -30,7 +30,7 @@ def statistics(t, which):
 
     @ti.kernel
     def attention_statistics(
-        q: t.Array, k: t.Array, key_mask: t.Array, bias: t.Array, shift: t.Array, factor: t.Array, lse: t.Array,
+        q: t.Rows, k: t.Rows, key_mask: t.Array, bias: t.Array, shift: t.Array, factor: t.Array, lse: t.Array,
         space: t.Array, n: Numbers, programs: ti.i32,
     ):  # fmt: skip
         ti.loop_config(block_dim=t.lanes)
@@ -78,8 +78,8 @@ def output(t, which):
 
     @ti.kernel
     def attention_output(
-        q: t.Array, k: t.Array, v: t.Array, key_mask: t.Array, bias: t.Array, shift: t.Array, factor: t.Array,
-        out: t.Array, space: t.Array, n: Numbers, programs: ti.i32,
+        q: t.Rows, k: t.Rows, v: t.Rows, key_mask: t.Array, bias: t.Array, shift: t.Array, factor: t.Array,
+        out: t.Rows, space: t.Array, n: Numbers, programs: ti.i32,
     ):  # fmt: skip
         ti.loop_config(block_dim=t.lanes)
         for thread in range(t.threads(programs)):
@@ -148,7 +148,7 @@ def correction(t):
 
     @ti.kernel
     def attention_correction(
-        out: t.Array, dout: t.Array, dlse: t.Array, delta: t.Array, n: Numbers, with_dlse: ti.i32, programs: ti.i32
+        out: t.Rows, dout: t.Rows, dlse: t.Array, delta: t.Array, n: Numbers, with_dlse: ti.i32, programs: ti.i32
     ):
         ti.loop_config(block_dim=t.lanes)
         for program in range(programs):
@@ -164,15 +164,12 @@ def correction(t):
 
 
 def backward_keys(t, which):
-    """Build dK and dV, and on a CPU a part of dQ for each part of the keys, which are summed afterwards.
-
-    A launch plan never wants dQ of this kernel on a GPU, where parts of it would take too much memory.
-    """
+    """Build dK and dV, and if wanted a part of dQ for each part of the keys, which are summed afterwards."""
 
     @ti.kernel
     def attention_backward_keys(
-        q: t.Array, k: t.Array, v: t.Array, dout: t.Array, key_mask: t.Array, bias: t.Array, shift: t.Array,
-        factor: t.Array, delta: t.Array, dq: t.Array, dk: t.Array, dv: t.Array, space: t.Array, n: Numbers,
+        q: t.Rows, k: t.Rows, v: t.Rows, dout: t.Rows, key_mask: t.Array, bias: t.Array, shift: t.Array,
+        factor: t.Array, delta: t.Array, dq: t.Rows, dk: t.Rows, dv: t.Rows, space: t.Array, n: Numbers,
         programs: ti.i32,
     ):  # fmt: skip
         ti.loop_config(block_dim=t.lanes)
@@ -190,7 +187,9 @@ def backward_keys(t, which):
                 sum_k, sum_v = p.sums(t.keys, n.dim), p.sums(t.keys, n.value_dim)
                 sum_q = p.sums(t.queries, n.dim)
                 key_tiles = (n.keys + (t.keys - 1)) // t.keys
-                for tile in range(part * key_tiles // n.parts, (part + 1) * key_tiles // n.parts):
+                for step in range((key_tiles - part + (n.parts - 1)) // n.parts):
+                    # Every parts-th tile, so that under a causal mask no part has all the long ones.
+                    tile = part + step * n.parts
                     j = tile * t.keys
                     count = ti.min(t.keys, n.keys - j)
                     k_at, v_at = b * n.k_b + kv * n.k_h + j * n.k_r, b * n.v_b + kv * n.v_h + j * n.v_r
@@ -234,7 +233,7 @@ def backward_keys(t, which):
                             if n.want_k == 1:
                                 sum_k.add_across(ds, qs, k_at, n.k_r, count, n.dim)
                             if n.want_q == 1:
-                                sum_q.set_down(ds, ks, rows)
+                                sum_q.set_down(ds, ks, rows, n.dim)
                                 sum_q.save_more(dq, part * n.batch * n.q_b + q_at, n.q_r, rows, n.dim)
                     if n.want_k == 1:
                         sum_k.save(dk, k_at, n.k_r, count, n.dim)
@@ -249,8 +248,8 @@ def backward_queries(t, which):
 
     @ti.kernel
     def attention_backward_queries(
-        q: t.Array, k: t.Array, v: t.Array, dout: t.Array, key_mask: t.Array, bias: t.Array, shift: t.Array,
-        factor: t.Array, delta: t.Array, dq: t.Array, space: t.Array, n: Numbers, programs: ti.i32,
+        q: t.Rows, k: t.Rows, v: t.Rows, dout: t.Rows, key_mask: t.Array, bias: t.Array, shift: t.Array,
+        factor: t.Array, delta: t.Array, dq: t.Rows, space: t.Array, n: Numbers, programs: ti.i32,
     ):  # fmt: skip
         ti.loop_config(block_dim=t.lanes)
         for thread in range(t.threads(programs)):
@@ -303,7 +302,7 @@ def backward_bias(t, which):
 
     @ti.kernel
     def attention_backward_bias(
-        q: t.Array, k: t.Array, v: t.Array, dout: t.Array, key_mask: t.Array, bias: t.Array, shift: t.Array,
+        q: t.Rows, k: t.Rows, v: t.Rows, dout: t.Rows, key_mask: t.Array, bias: t.Array, shift: t.Array,
         factor: t.Array, delta: t.Array, dbias: t.Array, space: t.Array, n: Numbers, spread: Spread, programs: ti.i32,
     ):  # fmt: skip
         ti.loop_config(block_dim=t.lanes)

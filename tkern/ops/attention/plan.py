@@ -40,7 +40,10 @@ class Work:
         self._sizes = sizes_for(backend, inputs)
         self._words = tile_words(backend, self._sizes)
         _refuse_long_loops(inputs, options, backend, self._words)
-        self._q, self._k, self._v = (one.argument(backend) for one in (inputs.q, inputs.k, inputs.v))
+        given = [one.argument(backend) for one in (inputs.q, inputs.k, inputs.v)]
+        # Whether rows are read four floats at a time.
+        self._fours = self._sizes is not None and self._sizes.fours and inputs.dim % 4 == inputs.value_dim % 4 == 0
+        self._q, self._k, self._v = (self._rows_of(one) for one in given)
         nothing = arrays.zeros(1, backend)
         self._bias = nothing if options.bias is None else options.bias.argument(backend)
         mask = options.key_mask
@@ -74,17 +77,17 @@ class Work:
         programs = self._query_programs() * chunks
         launch.add(
             self._kernel("output", programs, stats=True, delta=False),
-            self._q, self._k, self._v, self._mask, self._bias, self._shift, self._factor, out, self._space,
-            self._pack(chunks=chunks), programs,
+            self._q, self._k, self._v, self._mask, self._bias, self._shift, self._factor,
+            self._rows_of(out), self._space, self._pack(chunks=chunks), programs,
         )  # fmt: skip
 
     def add_correction(self, launch: Launch, out: Any, dout: arrays.Input, dlse: arrays.Input | None) -> None:
         """Add what makes Δ."""
-        self._dout = dout.argument(self._backend)
+        self._dout = self._rows_of(dout.argument(self._backend))
         given = arrays.zeros(1, self._backend) if dlse is None else dlse.argument(self._backend)
         launch.add(
             self._kernel("correction"),
-            out,
+            self._rows_of(out),
             self._dout,
             given,
             self._delta,
@@ -96,31 +99,41 @@ class Work:
     def add_gradients(self, launch: Launch, wanted: dict[str, Any]) -> None:
         """Add what makes the gradients in ``wanted``, by name."""
         others = "k" in wanted or "v" in wanted
-        together = self._words.one_pass and others and "q" in wanted
+        parts, together = self._parts(others and "q" in wanted)
         if others:
-            self._add_keys(launch, wanted, together)
+            self._add_keys(launch, wanted, parts, together)
         if "q" in wanted and not together:
             chunks = self._chunks(self._inputs.dim)
             programs = self._query_programs() * chunks
             launch.add(
                 self._kernel("backward_queries", programs, stats=True, delta=True),
-                *self._arguments(), wanted["q"], self._space, self._pack(chunks=chunks), programs,
+                *self._arguments(), self._rows_of(wanted["q"]), self._space, self._pack(chunks=chunks), programs,
             )  # fmt: skip
         if "bias" in wanted:
             self._add_bias(launch, wanted["bias"])
 
-    def _add_keys(self, launch: Launch, wanted: dict[str, Any], together: bool) -> None:
-        from tkern.lang import columns
-
+    def _parts(self, all_wanted: bool) -> tuple[int, bool]:
+        """Return over how many programs the keys of a head are spread, and whether these make dq too."""
         size = self._inputs
         tiles = -(-size.keys // self._words.keys)
         heads = size.batch * size.kv_heads
-        nothing = arrays.zeros(1, self._backend)
-        parts, dq = tiles, nothing
         count = math.prod(size.q.shape)
-        if self._words.one_pass:
+        if self._sizes is None:
             most = 1 + _MOST_PARTS_BYTES // (4 * count)
-            parts = max(1, min(tiles, -(-2 * (os.cpu_count() or 1) // heads), most))
+            return max(1, min(tiles, -(-2 * (os.cpu_count() or 1) // heads), most)), all_wanted
+        chunks = self._chunks(max(size.dim, size.value_dim))
+        parts = min(tiles, -(-self._sizes.resident // (heads * chunks)))
+        if all_wanted and parts * count <= self._sizes.most_parts:
+            return parts, True
+        return tiles, False
+
+    def _add_keys(self, launch: Launch, wanted: dict[str, Any], parts: int, together: bool) -> None:
+        from tkern.lang import columns
+
+        size = self._inputs
+        heads = size.batch * size.kv_heads
+        nothing = arrays.zeros(4, self._backend)
+        dq, count = nothing, math.prod(size.q.shape)
         if together:
             dq = wanted["q"] if parts == 1 else _own(parts * count, self._backend)
             programs = -(-parts * count // 4096)
@@ -129,7 +142,7 @@ class Work:
         programs = heads * parts * chunks
         launch.add(
             self._kernel("backward_keys", programs, stats=True, delta=True),
-            *self._arguments(), dq, wanted.get("k", nothing), wanted.get("v", nothing), self._space,
+            *self._arguments(), self._rows_of(dq), *(self._rows_of(wanted.get(name, nothing)) for name in "kv"), self._space,
             self._pack(
                 parts=parts, chunks=chunks,
                 want_q=int(together), want_k=int("k" in wanted), want_v=int("v" in wanted),
@@ -177,6 +190,10 @@ class Work:
         tiles: int = -(-self._inputs.queries // self._words.queries)
         return self._inputs.batch * self._inputs.heads * tiles
 
+    def _rows_of(self, argument: Any) -> Any:
+        """Return an argument of rows as the kernels take it."""
+        return arrays.as_fours(argument) if self._fours else argument
+
     def _chunks(self, columns: int) -> int:
         """Return how many programs share the ``columns`` of a sum."""
         return -(-columns // self._words.width)
@@ -187,7 +204,7 @@ class Work:
         from tkern.ops.attention import kernel
 
         launched = 0 if self._sizes is None else self._sizes.launched_for(programs)
-        words = tile_words(self._backend, self._sizes, launched)
+        words = tile_words(self._backend, self._sizes, launched, self._fours)
         if not which:
             return compiled(getattr(kernel, name), words)
         return compiled(_with(getattr(kernel, name), tuple(which.items())), words)

@@ -11,13 +11,14 @@ __all__ = ["SIZES", "sizes_for"]
 SIZES: dict[str, tuple[TileSizes, ...]] = {
     "software": (
         TileSizes(
-            16, 16, 32, 16, 4, 4, 16, launched=(64,), reason="a device in software: the least work for a partial tile"
+            16, 16, 32, 16, 4, 4, 16, launched=(64,), resident=4, most_parts=2**22,
+            reason="a device in software: the least work for a partial tile",
         ),
     ),
-    "vulkan": (TileSizes(64, 64, 64, 256, 16, 16, 16),),
-    "metal": (TileSizes(64, 64, 64, 256, 16, 16, 16),),
-    "cuda": (TileSizes(64, 64, 64, 256, 16, 16, 16, vectors=True),),
-}
+    "vulkan": (TileSizes(64, 64, 64, 128, 16, 16, 16, resident=264, most_parts=2**27),),
+    "metal": (TileSizes(64, 64, 64, 128, 16, 16, 16, resident=64, most_parts=2**26),),
+    "cuda": (TileSizes(64, 64, 64, 128, 16, 16, 16, vectors=True, resident=264, most_parts=2**27),),
+}  # fmt: skip
 
 
 def sizes_for(backend: str, inputs: Inputs) -> TileSizes | None:
