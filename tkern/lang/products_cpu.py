@@ -9,6 +9,9 @@ from tkern.lang.rows_cpu import Vector
 
 # Rows of the micro-kernel: eight sums of eight floats, two of a row of b and one number of a fill AVX2's registers.
 _ROWS = 4
+# Vectors of an array, 2**27 - 1 at most. An index masked by this is known not to wrap when a step is added to it, so
+# that the step becomes part of the address; else each step costs instructions of its own, and half of the speed.
+_INDICES = 2**27 - 1
 
 
 @macro
@@ -30,64 +33,92 @@ def put_at(a, at, v):
 
 
 @ti.func
-def product(
-    c: ti.template(),
-    a: ti.template(),
-    b: ti.template(),
-    rows,
-    panels,
-    depth,
-    transposed: ti.template(),
-    add: ti.template(),
-):
-    """c = a·b, or aᵀ·b where ``transposed``, plus c where ``add``.
+def scores_product(c: ti.template(), a: ti.template(), b: ti.template(), rows, panels, depth, band: ti.template()):
+    """c = a·b, but for blocks of c that lie outside of ``band``, which keep what they hold.
 
     Only the first ``rows`` rows (rounded up to 4) and ``panels`` panels of c are made, from sums of ``depth`` terms
     (rounded up to 16): what lies past them in a and b must be 0.
     """
     for n in range(panels):
         for m in range((rows + (_ROWS - 1)) // _ROWS):
-            _micro_kernel(c, a, b, n, m, ((depth + (WIDTH - 1)) >> 4) << 4, transposed, add)
+            first, last = m * _ROWS, m * _ROWS + (_ROWS - 1)
+            if n * WIDTH <= last + band.high and n * WIDTH + (WIDTH - 1) >= first + band.low:
+                _micro_kernel(c, a, b, n, m, 0, (depth + (WIDTH - 1)) >> 4, False, False)
 
 
 @ti.func
-def careful_product(
-    c: ti.template(), a: ti.template(), b: ti.template(), depth, transposed: ti.template(), add: ti.template()
+def add_product(
+    c: ti.template(),
+    a: ti.template(),
+    b: ti.template(),
+    rows,
+    panels,
+    depth,
+    band: ti.template(),
+    transposed: ti.template(),
 ):
-    """As ``product``, where a row of ``b`` that is multiplied by 0 has no effect, whatever is in it."""
+    """c += a·b, or aᵀ·b where ``transposed``; ``a`` is 0 outside of ``band``. Sizes are as in ``scores_product``."""
+    steps = (depth + (WIDTH - 1)) >> 4
+    blocks = (rows + (_ROWS - 1)) // _ROWS
+    low, high = band.low, band.high
+    if ti.static(transposed):
+        low, high = -band.high, -band.low
+    if low + rows <= 1 and high >= depth - 1:
+        # Nothing is hidden: most tiles, for which the limits of each sum would take time.
+        for n in range(panels):
+            for m in range(blocks):
+                _micro_kernel(c, a, b, n, m, 0, steps, transposed, True)
+    else:
+        for n in range(panels):
+            for m in range(blocks):
+                # The steps of the sum in which one of these rows has a part.
+                begin = ti.max(m * _ROWS + low, 0) >> 4
+                end = ti.min(steps, (m * _ROWS + (_ROWS - 1) + high + WIDTH) >> 4)
+                _micro_kernel(c, a, b, n, m, begin, end, transposed, True)
+
+
+@ti.func
+def careful_product(c: ti.template(), a: ti.template(), b: ti.template(), rows, depth, transposed: ti.template()):
+    """As ``add_product``, where a row of ``b`` that is multiplied by 0 has no effect, whatever is in it."""
     for n in range(c.panels):
-        for m in range(c.rows):
+        for m in range(rows):
             to = c.at + n * c.rows + m
-            total = Vector(0.0)
-            if ti.static(add):
-                total = vector_at(c.space, to)
+            total = variable(vector_at(c.space, to))
             for k in range(depth):
                 x = 0.0
                 if ti.static(transposed):
-                    x = element_at(c.space, a.at + (m >> 4) * a.rows + k, m & 15)
+                    x = element_at(a.space, a.at + (m >> 4) * a.rows + k, m & 15)
                 else:
-                    x = element_at(c.space, a.at + (k >> 4) * a.rows + m, k & 15)
+                    x = element_at(a.space, a.at + (k >> 4) * a.rows + m, k & 15)
                 if (x == 0.0) == 0:
-                    total += vector_at(c.space, b.at + n * b.rows + k) * x
+                    total += vector_at(b.space, b.at + n * b.rows + k) * x
             put_at(c.space, to, total)
 
 
 @ti.func
 def _micro_kernel(
-    c: ti.template(), a: ti.template(), b: ti.template(), n, m, depth, transposed: ti.template(), add: ti.template()
+    c: ti.template(),
+    a: ti.template(),
+    b: ti.template(),
+    n,
+    m,
+    begin,
+    end,
+    transposed: ti.template(),
+    add: ti.template(),
 ):
-    to = c.at + n * c.rows + m * _ROWS
+    to = (c.at + n * c.rows + m * _ROWS) & _INDICES
     sums = _begin()
-    for k in range(depth >> 4):
-        right = b.at + n * b.rows + k * WIDTH
+    for k in range(begin, end):
+        right = (b.at + n * b.rows + k * WIDTH) & _INDICES
         if ti.static(transposed):
             # Rows of a are the sum's steps, its columns the rows of c.
-            left = a.at + (m >> 2) * a.rows + k * WIDTH
+            left = (a.at + (m >> 2) * a.rows + k * WIDTH) & _INDICES
             first = (m & 3) * _ROWS
-            _steps_transposed(c.space, sums, left, first, right)
+            _steps_transposed(sums, a.space, left, first, b.space, right)
         else:
-            left = a.at + k * a.rows + m * _ROWS
-            _steps(c.space, sums, left, right)
+            left = (a.at + k * a.rows + m * _ROWS) & _INDICES
+            _steps(sums, a.space, left, b.space, right)
     _end(c.space, to, sums, add)
 
 
@@ -104,19 +135,19 @@ def _begin():
 
 
 @macro
-def _steps(space, sums, left, right):
+def _steps(sums, a, left, b, right):
     for u in range(WIDTH):
-        v = variable(vector_at(space, right + u))
+        v = variable(vector_at(b, right + u))
         for i in range(_ROWS):
-            sums.rows[i]._assign(sums.rows[i] + v * value(element_at(space, left + i, u)))
+            sums.rows[i]._assign(sums.rows[i] + v * value(element_at(a, left + i, u)))
 
 
 @macro
-def _steps_transposed(space, sums, left, first, right):
+def _steps_transposed(sums, a, left, first, b, right):
     for u in range(WIDTH):
-        v = variable(vector_at(space, right + u))
+        v = variable(vector_at(b, right + u))
         for i in range(_ROWS):
-            sums.rows[i]._assign(sums.rows[i] + v * value(element_at(space, left + u, first + i)))
+            sums.rows[i]._assign(sums.rows[i] + v * value(element_at(a, left + u, first + i)))
 
 
 @macro

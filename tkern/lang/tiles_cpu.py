@@ -11,7 +11,8 @@ What lies past a tile's last row or column is 0, so no product need know where t
 import taichi as ti
 
 from tkern.lang.macros import handle, macro, value, variable
-from tkern.lang.products_cpu import careful_product, element_at, product, put_at, vector_at
+from tkern.lang.packed_cpu import PackedSums, PackedTile
+from tkern.lang.products_cpu import add_product, careful_product, element_at, put_at, scores_product, vector_at
 from tkern.lang.rows import VECTOR_WIDTH as WIDTH
 from tkern.lang.rows_cpu import Vector, load, load_scalar, load_some, store, store_scalar, store_some, tree_sum
 from tkern.lang.safe import vector_exp
@@ -25,11 +26,18 @@ class CpuTiles:
     Rows = Array
     lanes = 1
     # 64 × 64 scores are 16 KB: all tiles of a head of 64 lie in the second cache of a core.
-    queries = 64
-    keys = 64
+    queries = 112
+    keys = 112
+    # Rows of numbers, one a query, that a program takes where there is little to do for each.
+    rows_each = 64
+    packs = True
     # Columns of a sum that a program makes: all of them.
     width = 2**30
     key = ("cpu tiles",)
+
+    def packed_floats(self, cols):
+        """Return the floats of a packed tile of queries with ``cols`` columns."""
+        return (self.queries * -(-cols // WIDTH) + 1) * WIDTH
 
     @macro
     def threads(self, programs):
@@ -38,6 +46,11 @@ class CpuTiles:
     @macro
     def program(self, i, space, size, chunks):
         return _Program(i, space, value(ti.global_thread_idx() * size))
+
+    @macro
+    def packed(self, a, start, rows, cols):
+        """Return the packed tile at float ``start`` of ``a``, to be filled."""
+        return Tile(a, value(start >> 4), rows, value(_panels(cols)))
 
     @macro
     def scalar(self, a, at):
@@ -68,7 +81,7 @@ class CpuTiles:
 
     @ti.func
     def fill(self, a: ti.template(), i, count, number):
-        """Write ``number`` to ``count`` floats, those of this program."""
+        """Write ``number`` to the 4096 of ``count`` floats that are this program's."""
         start = i * 4096
         mine = ti.min(4096, count - start)
         for c in range((mine + (WIDTH - 1)) >> 4):
@@ -100,10 +113,8 @@ class _Program:
     @macro
     def tile(self, rows, cols):
         """Return a tile of ``rows`` × ``cols`` floats; what is in it is undefined."""
-        panels = (cols + (WIDTH - 1)) >> 4
-        made = Tile(
-            self.space, value(self.base + self.used), rows, panels if isinstance(panels, int) else value(panels)
-        )
+        panels = _panels(cols) if isinstance(cols, int) else value(_panels(cols))
+        made = Tile(self.space, value(self.base + self.used), rows, panels)
         self.used = value(self.used + rows * panels)
         return made
 
@@ -111,10 +122,20 @@ class _Program:
     def right(self, operand, cols):
         """Return room for the transpose of a tile, as the right operand of a product along its columns."""
         panels = operand.rows // WIDTH
-        rows = value(((cols + (WIDTH - 1)) >> 4) * WIDTH)
+        rows = value(_panels(cols) * WIDTH)
         made = Tile(self.space, value(self.base + self.used), rows, panels)
         self.used = value(self.used + rows * panels)
         return made
+
+    @macro
+    def packed(self, rows, cols):
+        """Return a packed tile, to be read."""
+        return PackedTile(rows, value(_panels(cols)))
+
+    @macro
+    def packed_sums(self, rows, cols, out):
+        """Return sums that lie packed in ``out``."""
+        return PackedSums(rows, value(_panels(cols)), out)
 
     @macro
     def scores(self, rows, cols):
@@ -151,11 +172,12 @@ class _Program:
 
 @handle
 class Columns:
-    """Sixteen neighbouring columns of scores: the ``first``, and ``each`` one's number."""
+    """Sixteen neighbouring columns of scores: the ``first`` and the ``last``, and ``each`` one's number."""
 
     def __init__(self, first):
         self.first = first
-        self.each = variable(ti.Vector([first + k for k in range(WIDTH)]))
+        self.last = first + (WIDTH - 1)
+        self.each = ti.Vector([first + k for k in range(WIDTH)])
 
 
 @handle
@@ -169,6 +191,8 @@ class Tile:
         self.panels = panels
         # Rows that are filled; the others are 0.
         self.count = variable(0)
+        # Panels of scores that a product has filled.
+        self.filled = variable(0)
         # 1 where something in the tile is not finite: then 0 times it is not 0.
         self.odd = variable(0)
 
@@ -186,19 +210,20 @@ class Tile:
         self.odd = 0
         self.count = ti.max(count, 0)
         rest = Vector(0.0)
-        for c in range(self.panels):
-            left = cols - c * WIDTH
-            for r in range(self.rows):
-                at = self.at + c * self.rows + r
-                from_ = start + r * stride + c * WIDTH
-                inside = r >= skip and r < count
-                v = Vector(0.0)
-                if inside and left >= WIDTH:
-                    v = load(a, from_)
-                elif inside and left > 0:
-                    v = load_some(a, from_, left)
-                put_at(self.space, at, v)
-                rest += v * 0.0
+        for r in range(self.rows):
+            if r >= skip and r < count:
+                for c in range(self.panels):
+                    left = cols - c * WIDTH
+                    v = Vector(0.0)
+                    if left >= WIDTH:
+                        v = load(a, start + r * stride + c * WIDTH)
+                    else:
+                        v = load_some(a, start + r * stride + c * WIDTH, left)
+                    put_at(self.space, self.at + c * self.rows + r, v)
+                    rest += v * 0.0
+            else:
+                for c in range(self.panels):
+                    put_at(self.space, self.at + c * self.rows + r, Vector(0.0))
         if (tree_sum(rest) == 0.0) == 0:
             self.odd = 1
 
@@ -232,9 +257,9 @@ class Tile:
     @ti.func
     def save(self, a: ti.template(), start, stride, count, cols):
         """Write the first ``count`` rows of ``cols`` floats to ``a``, laid out as in ``load``."""
-        for c in range(self.panels):
-            left = cols - c * WIDTH
-            for r in range(count):
+        for r in range(count):
+            for c in range(self.panels):
+                left = cols - c * WIDTH
                 v = variable(vector_at(self.space, self.at + c * self.rows + r))
                 to = start + r * stride + c * WIDTH
                 if left >= WIDTH:
@@ -243,77 +268,79 @@ class Tile:
                     store_some(a, to, left, v)
 
     @ti.func
-    def save_more(self, a: ti.template(), start, stride, count, cols):
-        """Add to what ``a`` holds, laid out as in ``load``."""
-        for c in range(self.panels):
-            left = cols - c * WIDTH
-            for r in range(count):
-                v = variable(vector_at(self.space, self.at + c * self.rows + r))
-                to = start + r * stride + c * WIDTH
-                if left >= WIDTH:
-                    store(a, to, load(a, to) + v)
-                else:
-                    store_some(a, to, left, load_some(a, to, left) + v)
+    def mark(self):
+        """Write behind a packed tile whether it is finite."""
+        mark = Vector(0.0)
+        mark[0] = ti.cast(self.odd, ti.f32)
+        put_at(self.space, self.at + self.rows * self.panels, mark)
 
     @ti.func
-    def along(self, a: ti.template(), b: ti.template(), depth):
-        """Set to a·b, ``b`` being the turned right operand; ``depth`` columns of ``a``."""
-        product(self, a, b, a.count, (b.count + (WIDTH - 1)) >> 4, depth, False, False)
+    def gather(self, packed: ti.template(), start, step, parts):
+        """Set to the sum of ``parts`` packed tiles, the first at float ``start``, ``step`` floats apart."""
+        for n in range(self.rows * self.panels):
+            total = variable(vector_at(packed, (start >> 4) + n))
+            for part in range(1, parts):
+                total += vector_at(packed, ((start + part * step) >> 4) + n)
+            put_at(self.space, self.at + n, total)
 
     @ti.func
-    def add_across(self, scores: ti.template(), b: ti.template(), start, stride, count, cols):
-        """Add scoresᵀ·b."""
+    def along(self, a: ti.template(), b: ti.template(), depth, band: ti.template()):
+        """Set to a·b, ``b`` being the turned right operand; ``depth`` columns of ``a``; undefined outside of ``band``."""
+        self.filled = _panels(b.count)
+        scores_product(self, a, b, a.count, self.filled, depth, band)
+
+    @ti.func
+    def add_across(self, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):
+        """Add scoresᵀ·b; columns of scores past those that were filled have no part."""
+        rows = ti.min(count, scores.filled * WIDTH)
         if b.odd == 1:
-            careful_product(self, scores, b, scores.rows, True, True)
+            careful_product(self, scores, b, rows, b.count, True)
         else:
-            product(self, scores, b, count, self.panels, b.count, True, True)
+            add_product(self, scores, b, rows, self.panels, b.count, band, True)
 
     @ti.func
-    def set_down(self, scores: ti.template(), b: ti.template(), count, cols):
-        """Set to scores·b, its first ``count`` rows."""
-        if b.odd == 1:
-            careful_product(self, scores, b, scores.panels * WIDTH, False, False)
-        else:
-            product(self, scores, b, count, self.panels, b.count, False, False)
-
-    @ti.func
-    def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols):
+    def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):
         """Add scores·b."""
         if b.odd == 1:
-            careful_product(self, scores, b, scores.panels * WIDTH, False, True)
+            careful_product(self, scores, b, count, b.count, False)
         else:
-            product(self, scores, b, count, self.panels, b.count, False, True)
+            add_product(self, scores, b, count, self.panels, b.count, band, False)
 
     @ti.func
     def weigh(self, f: ti.template(), first_row, rows, first_column):
         """Put the weights P in place of the scores; 0 past the last row."""
-        for r in range(self.rows):
+        for r in range(_whole(rows)):
             if r < rows:
                 row = f.row(first_row + r)
-                for c in range(self.panels):
+                for c in range(self.filled):
                     at = self.at + c * self.rows + r
                     columns = Columns(value(first_column + c * WIDTH))
-                    put_at(self.space, at, f.weight(row, columns, variable(vector_at(self.space, at))))
+                    p = Vector(0.0)
+                    if f.sees(row, columns):
+                        p = f.weight(row, columns, variable(vector_at(self.space, at)))
+                    put_at(self.space, at, p)
             else:
-                for c in range(self.panels):
+                for c in range(self.filled):
                     put_at(self.space, self.at + c * self.rows + r, Vector(0.0))
 
     @ti.func
     def differentiate(self, grads: ti.template(), f: ti.template(), first_row, rows, first_column):
         """Put the weights P in place of the scores, and dS in place of dP in ``grads``; 0 past the last row."""
-        for r in range(self.rows):
+        for r in range(_whole(rows)):
             if r < rows:
                 row = f.row(first_row + r)
-                for c in range(self.panels):
+                for c in range(self.filled):
                     at = self.at + c * self.rows + r
                     other = grads.at + c * self.rows + r
                     columns = Columns(value(first_column + c * WIDTH))
-                    s, dp = variable(vector_at(self.space, at)), variable(vector_at(self.space, other))
-                    p, ds = f.weight_and_gradient(row, columns, s, dp)
+                    p, ds = Vector(0.0), Vector(0.0)
+                    if f.sees(row, columns):
+                        s, dp = variable(vector_at(self.space, at)), variable(vector_at(self.space, other))
+                        p, ds = f.weight_and_gradient(row, columns, s, dp)
                     put_at(self.space, at, p)
                     put_at(self.space, other, ds)
             else:
-                for c in range(self.panels):
+                for c in range(self.filled):
                     put_at(self.space, self.at + c * self.rows + r, Vector(0.0))
                     put_at(self.space, grads.at + c * self.rows + r, Vector(0.0))
 
@@ -346,7 +373,7 @@ class Tile:
             row = f.row(first_row + r)
             most = variable(vector_at(self.space, self.at + r))
             sum_ = variable(vector_at(self.space, self.at + (self.rows >> 1) + r))
-            for c in range(scores.panels):
+            for c in range(scores.filled):
                 columns = Columns(value(first_column + c * WIDTH))
                 x = f.score(row, columns, variable(vector_at(scores.space, scores.at + c * scores.rows + r)))
                 more = ti.max(most, x)
@@ -399,6 +426,18 @@ class Folded:
     @ti.func
     def write(self, a: ti.template(), start, stride, rows, cols):
         self.tile.save(a, start, stride, rows, cols)
+
+
+@macro
+def _panels(cols):
+    """Return the panels of 16 columns that hold ``cols``."""
+    return (cols + (WIDTH - 1)) >> 4
+
+
+@macro
+def _whole(rows):
+    """Return rows rounded up to what a product takes at a time as steps of its sums."""
+    return ((rows + (WIDTH - 1)) >> 4) << 4
 
 
 @macro

@@ -22,6 +22,8 @@ class GpuTiles:
     """Words for one workgroup per program, with tiles of the ``sizes`` that the op's table gives."""
 
     Array = ti.types.ndarray(dtype=ti.f32)
+    rows_each = 1
+    packs = False
 
     def __init__(self, sizes, launched, fours):
         # Whether rows of operands and sums are whole vectors of 4, and are read and written so.
@@ -167,6 +169,16 @@ class _Program:
         return Scores(self)
 
     @macro
+    def packed(self, rows, cols):
+        """Return an operand; nothing is packed here."""
+        return Tile()
+
+    @macro
+    def packed_sums(self, rows, cols, out):
+        """Return sums that are added to ``out``, not packed."""
+        return _OwnSums(self, rows, out)
+
+    @macro
     def sums(self, rows, cols):
         """Return sums of the program's columns."""
         return _Sums(self, rows)
@@ -203,6 +215,7 @@ class Columns:
 
     def __init__(self, first):
         self.first = first
+        self.last = first
         self.each = first
 
 
@@ -263,7 +276,7 @@ class Scores:
         )
 
     @ti.func
-    def along(self, a: ti.template(), b: ti.template(), depth):
+    def along(self, a: ti.template(), b: ti.template(), depth, band: ti.template()):
         along(self.program, self.part, a, b.source, depth)
 
     @macro
@@ -328,38 +341,46 @@ class _Sums:
         self.part.clear()
 
     @ti.func
-    def add_across(self, scores: ti.template(), b: ti.template(), start, stride, count, cols):
+    def add_across(self, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):
         add_product(self.program, self.part, scores.part, b, cols, True, False)
 
     @ti.func
-    def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols):
+    def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):
         add_product(self.program, self.part, scores.part, b, cols, False, False)
-
-    @ti.func
-    def set_down(self, scores: ti.template(), b: ti.template(), count, cols):
-        add_product(self.program, self.part, scores.part, b, cols, False, True)
 
     @ti.func
     def save(self, a: ti.template(), start, stride, count, cols):
         for i in ti.static(range(self.part.rows)):
             row = self.part.first_row + i
             if row < count:
-                self.save_row(a, start + row * stride, cols, i, False)
+                _save_row(self.program, self.part, a, start + row * stride, cols, i, False)
+
+
+@handle
+class _OwnSums:
+    """Sums in an array that only this program adds to."""
+
+    def __init__(self, program, tile_rows, out):
+        self.program = program
+        self.sums = _Sums(program, tile_rows)
+        self.out = out
 
     @ti.func
-    def save_more(self, a: ti.template(), start, stride, count, cols):
-        """Add to what ``a`` holds."""
-        for i in ti.static(range(self.part.rows)):
-            row = self.part.first_row + i
+    def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):
+        part = self.sums.part
+        add_product(self.program, part, scores.part, b, cols, False, True)
+        for i in ti.static(range(part.rows)):
+            row = part.first_row + i
             if row < count:
-                self.save_row(a, start + row * stride, cols, i, True)
+                _save_row(self.program, part, self.out, start + row * stride, cols, i, True)
 
-    @macro
-    def save_row(self, a, start, cols, i, more):
-        for g in range(self.part.cols // 4):
-            column = value(self.program.first_column + self.part.column(4 * g))
-            numbers = self.part.sums[i][4 * g : 4 * g + 4]
-            _save_four(self.program.words, a, start + column, numbers, cols - column, more)
+
+@macro
+def _save_row(program, part, a, start, cols, i, more):
+    for g in range(part.cols // 4):
+        column = value(program.first_column + part.column(4 * g))
+        numbers = part.sums[i][4 * g : 4 * g + 4]
+        _save_four(program.words, a, start + column, numbers, cols - column, more)
 
 
 @ti.func

@@ -17,6 +17,7 @@ from tkern.ops.attention.scores import (
     Numbers,
     Scores,
     Spread,
+    Steps,
     first_key,
     first_query,
     last_key,
@@ -57,7 +58,8 @@ def statistics(t, which):
                     if n.has_mask == 1:
                         ks.hide(key_mask, b * n.keys + j, count)
                     turned.turn(ks)
-                    s.along(qs, turned, n.dim)
+                    band = f.band(i, j)
+                    s.along(qs, turned, n.dim, band)
                     running.follow(s, f, i, rows, j)
                 running.end()
                 for step in range(p.share(rows)):
@@ -108,9 +110,10 @@ def output(t, which):
                         ks.hide(key_mask, b * n.keys + j, count)
                         vs.hide(key_mask, b * n.keys + j, count)
                     turned.turn(ks)
-                    s.along(qs, turned, n.dim)
+                    band = f.band(i, j)
+                    s.along(qs, turned, n.dim, band)
                     s.weigh(f, i, rows, j)
-                    o.add_down(s, vs, to, n.o_r, rows, n.value_dim)
+                    o.add_down(s, vs, to, n.o_r, rows, n.value_dim, band)
                 o.save(out, to, n.o_r, rows, n.value_dim)
 
     return attention_output
@@ -120,13 +123,14 @@ def recall(t):
     """Build m and 1/l of every row from an lse that was saved: P = exp(S − lse)."""
 
     @ti.kernel
-    def attention_recall(lse: t.Array, shift: t.Array, factor: t.Array, programs: ti.i32):
+    def attention_recall(lse: t.Array, shift: t.Array, factor: t.Array, rows: ti.i32, programs: ti.i32):
         ti.loop_config(block_dim=t.lanes)
-        for i in range(programs):
-            saved = t.scalar(lse, i)
-            blind = saved < 0.5 * LOWEST
-            t.put_scalar(shift, i, ti.select(blind, 0.0, saved))
-            t.put_scalar(factor, i, ti.select(blind, 0.0, 1.0))
+        for program in range(programs):
+            for i in range(program * t.rows_each, ti.min((program + 1) * t.rows_each, rows)):
+                saved = t.scalar(lse, i)
+                blind = saved < 0.5 * LOWEST
+                t.put_scalar(shift, i, ti.select(blind, 0.0, saved))
+                t.put_scalar(factor, i, ti.select(blind, 0.0, 1.0))
 
     return attention_recall
 
@@ -148,23 +152,70 @@ def correction(t):
 
     @ti.kernel
     def attention_correction(
-        out: t.Rows, dout: t.Rows, dlse: t.Array, delta: t.Array, n: Numbers, with_dlse: ti.i32, programs: ti.i32
-    ):
+        out: t.Rows, dout: t.Rows, dlse: t.Array, delta: t.Array, n: Numbers, with_dlse: ti.i32, rows: ti.i32,
+        programs: ti.i32,
+    ):  # fmt: skip
         ti.loop_config(block_dim=t.lanes)
         for program in range(programs):
-            i = program % n.queries
-            h, b = program // n.queries % n.heads, program // n.queries // n.heads
-            at = b * n.o_b + h * n.o_h + i * n.o_r
-            d = t.dot(out, at, dout, at, n.value_dim)
-            if with_dlse == 1:
-                d -= t.scalar(dlse, program)
-            t.put_scalar(delta, program, d)
+            for row in range(program * t.rows_each, ti.min((program + 1) * t.rows_each, rows)):
+                i = row % n.queries
+                h, b = row // n.queries % n.heads, row // n.queries // n.heads
+                at = b * n.o_b + h * n.o_h + i * n.o_r
+                d = t.dot(out, at, dout, at, n.value_dim)
+                if with_dlse == 1:
+                    d -= t.scalar(dlse, row)
+                t.put_scalar(delta, row, d)
 
     return attention_correction
 
 
+def pack(t):
+    """Build packed tiles of the rows of q or dout, 0 where a query sees no key: on a CPU, for backward_keys."""
+
+    @ti.kernel
+    def attention_pack(a: t.Array, factor: t.Array, packed: t.Array, n: Numbers, steps: Steps, programs: ti.i32):
+        ti.loop_config(block_dim=t.lanes)
+        for program in range(t.threads(programs)):
+            tiles = (n.queries + (t.queries - 1)) // t.queries
+            h, b = program // tiles % n.heads, program // tiles // n.heads
+            i = program % tiles * t.queries
+            rows = ti.min(t.queries, n.queries - i)
+            x = t.packed(packed, program * steps.tile, t.queries, steps.cols)
+            x.load(a, b * steps.batch + h * steps.head + i * steps.row, steps.row, 0, rows, steps.cols)
+            x.hide(factor, (b * n.heads + h) * n.queries + i, rows)
+            x.mark()
+
+    return attention_pack
+
+
+def collect(t):
+    """Build dQ of packed parts."""
+
+    @ti.kernel
+    def attention_collect(
+        packed: t.Array, dq: t.Rows, space: t.Array, n: Numbers, steps: Steps, size: ti.i32, programs: ti.i32
+    ):
+        ti.loop_config(block_dim=t.lanes)
+        for thread in range(t.threads(programs)):
+            p = t.program(thread, space, size, 1)
+            if p.is_one_of(programs):
+                program = p.id
+                tiles = (n.queries + (t.queries - 1)) // t.queries
+                h, b = program // tiles % n.heads, program // tiles // n.heads
+                i = program % tiles * t.queries
+                x = p.tile(t.queries, n.dim)
+                x.gather(packed, program * steps.tile, programs * steps.tile, n.parts)
+                rows = ti.min(t.queries, n.queries - i)
+                x.save(dq, b * steps.batch + h * steps.head + i * steps.row, steps.row, rows, n.dim)
+
+    return attention_collect
+
+
 def backward_keys(t, which):
-    """Build dK and dV, and if wanted a part of dQ for each part of the keys, which are summed afterwards."""
+    """Build dK and dV, and if wanted a part of dQ for each part of the keys, which are summed afterwards.
+
+    On a CPU q, dout and the parts of dQ are packed.
+    """
 
     @ti.kernel
     def attention_backward_keys(
@@ -180,12 +231,12 @@ def backward_keys(t, which):
                 part = program % n.parts
                 kv, b = program // n.parts % n.kv_heads, program // n.parts // n.kv_heads
                 groups = n.heads // n.kv_heads
-                qs, dos = p.tile(t.queries, n.dim), p.tile(t.queries, n.value_dim)
+                qs, dos = p.packed(t.queries, n.dim), p.packed(t.queries, n.value_dim)
                 ks, vs = p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
                 turned_k, turned_v = p.right(ks, n.dim), p.right(vs, n.value_dim)
                 s, ds = p.scores(t.queries, t.keys), p.scores(t.queries, t.keys)
                 sum_k, sum_v = p.sums(t.keys, n.dim), p.sums(t.keys, n.value_dim)
-                sum_q = p.sums(t.queries, n.dim)
+                sum_q = p.packed_sums(t.queries, n.dim, dq)
                 key_tiles = (n.keys + (t.keys - 1)) // t.keys
                 for step in range((key_tiles - part + (n.parts - 1)) // n.parts):
                     # Every parts-th tile, so that under a causal mask no part has all the long ones.
@@ -217,24 +268,25 @@ def backward_keys(t, which):
                         for query_tile in range(first_query(n, j, t.queries), last_query(n, j, count, t.queries)):
                             i = query_tile * t.queries
                             rows = ti.min(t.queries, n.queries - i)
-                            q_at = b * n.q_b + h * n.q_h + i * n.q_r
+                            q_at = b * n.q_b + h * n.q_h + query_tile * n.q_t
+                            o_at = b * n.o_b + h * n.o_h + query_tile * n.o_t
                             qs.load(q, q_at, n.q_r, 0, rows, n.dim)
-                            dos.load(dout, b * n.o_b + h * n.o_h + i * n.o_r, n.o_r, 0, rows, n.value_dim)
+                            dos.load(dout, o_at, n.o_r, 0, rows, n.value_dim)
                             qs.hide(factor, f.rows + i, rows)
                             dos.hide(factor, f.rows + i, rows)
-                            s.along(qs, turned_k, n.dim)
+                            band = f.band(i, j)
+                            s.along(qs, turned_k, n.dim, band)
                             if n.want_k == 1 or n.want_q == 1:
-                                ds.along(dos, turned_v, n.value_dim)
+                                ds.along(dos, turned_v, n.value_dim, band)
                                 s.differentiate(ds, f, i, rows, j)
                             else:
                                 s.weigh(f, i, rows, j)
                             if n.want_v == 1:
-                                sum_v.add_across(s, dos, v_at, n.v_r, count, n.value_dim)
+                                sum_v.add_across(s, dos, v_at, n.v_r, count, n.value_dim, band)
                             if n.want_k == 1:
-                                sum_k.add_across(ds, qs, k_at, n.k_r, count, n.dim)
+                                sum_k.add_across(ds, qs, k_at, n.k_r, count, n.dim, band)
                             if n.want_q == 1:
-                                sum_q.set_down(ds, ks, rows, n.dim)
-                                sum_q.save_more(dq, part * n.batch * n.q_b + q_at, n.q_r, rows, n.dim)
+                                sum_q.add_down(ds, ks, part * n.batch * n.q_b + q_at, n.q_r, rows, n.dim, band)
                     if n.want_k == 1:
                         sum_k.save(dk, k_at, n.k_r, count, n.dim)
                     if n.want_v == 1:
@@ -285,10 +337,11 @@ def backward_queries(t, which):
                         vs.hide(key_mask, b * n.keys + j, count)
                     turned_k.turn(ks)
                     turned_v.turn(vs)
-                    s.along(qs, turned_k, n.dim)
-                    ds.along(dos, turned_v, n.value_dim)
+                    band = f.band(i, j)
+                    s.along(qs, turned_k, n.dim, band)
+                    ds.along(dos, turned_v, n.value_dim, band)
                     s.differentiate(ds, f, i, rows, j)
-                    sum_q.add_down(ds, ks, q_at, n.q_r, rows, n.dim)
+                    sum_q.add_down(ds, ks, q_at, n.q_r, rows, n.dim, band)
                 sum_q.save(dq, q_at, n.q_r, rows, n.dim)
 
     return attention_backward_queries
@@ -349,8 +402,9 @@ def backward_bias(t, which):
                                     vs.hide(key_mask, b * n.keys + j, count)
                                 turned_k.turn(ks)
                                 turned_v.turn(vs)
-                                s.along(qs, turned_k, n.dim)
-                                ds.along(dos, turned_v, n.value_dim)
+                                band = f.band(i, j)
+                                s.along(qs, turned_k, n.dim, band)
+                                ds.along(dos, turned_v, n.value_dim, band)
                                 ds.bias_gradients(s, f, i, rows, j)
                                 sums.fold(ds, spread.fold_q, spread.fold_k)
                 at = own_b * spread.step_b + own_h * spread.step_h

@@ -1,8 +1,8 @@
 """How attention is laid over launches: which kernels run, over how many programs, with what memory.
 
 On a CPU dq, dk and dv come from one pass of five products: a program takes a key head (or a part of its keys, where
-there are fewer key heads than cores), and adds to dq as it goes, to a private dq for each part. On a GPU, where a
-private dq for each tile of keys would not fit, dq has a launch of its own.
+there are fewer key heads than cores), and adds to dq as it goes, to a private dq for each part. A GPU wants many more
+programs: where a private dq for each would take too much memory, dq has a launch of its own there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from tkern import arrays, runtime
 from tkern.errors import SizeLimitError
-from tkern.launch import Launch
+from tkern.launch import Group, Launch
 from tkern.ops.attention.options import Inputs, Options
 from tkern.ops.attention.sizes import sizes_for
 
@@ -38,12 +38,11 @@ class Work:
         self._options = options
         self._backend = backend
         self._sizes = sizes_for(backend, inputs)
-        self._words = tile_words(backend, self._sizes)
-        _refuse_long_loops(inputs, options, backend, self._words)
-        given = [one.argument(backend) for one in (inputs.q, inputs.k, inputs.v)]
         # Whether rows are read four floats at a time.
         self._fours = self._sizes is not None and self._sizes.fours and inputs.dim % 4 == inputs.value_dim % 4 == 0
-        self._q, self._k, self._v = (self._rows_of(one) for one in given)
+        self._words = tile_words(backend, self._sizes)
+        _refuse_long_loops(inputs, options, backend, self._words)
+        self._q, self._k, self._v = (self._rows_of(one.argument(backend)) for one in (inputs.q, inputs.k, inputs.v))
         nothing = arrays.zeros(1, backend)
         self._bias = nothing if options.bias is None else options.bias.argument(backend)
         mask = options.key_mask
@@ -69,7 +68,10 @@ class Work:
 
     def add_recall(self, launch: Launch, lse: arrays.Input) -> None:
         """Add what makes m and 1/l of a saved lse."""
-        launch.add(self._kernel("recall"), lse.argument(self._backend), self._shift, self._factor, self._rows)
+        launch.add(
+            self._kernel("recall"), lse.argument(self._backend), self._shift, self._factor, self._rows,
+            self._row_programs(),
+        )  # fmt: skip
 
     def add_output(self, launch: Launch, out: Any) -> None:
         """Add what makes out."""
@@ -94,15 +96,16 @@ class Work:
             self._pack(),
             int(dlse is not None),
             self._rows,
+            self._row_programs(),
         )
 
     def add_gradients(self, launch: Launch, wanted: dict[str, Any]) -> None:
         """Add what makes the gradients in ``wanted``, by name."""
-        others = "k" in wanted or "v" in wanted
-        parts, together = self._parts(others and "q" in wanted)
-        if others:
-            self._add_keys(launch, wanted, parts, together)
-        if "q" in wanted and not together:
+        made = set()
+        if "k" in wanted or "v" in wanted:
+            add = self._add_packed_keys if self._words.packs else self._add_keys
+            made = add(launch, wanted)
+        if "q" in wanted and "q" not in made:
             chunks = self._chunks(self._inputs.dim)
             programs = self._query_programs() * chunks
             launch.add(
@@ -112,45 +115,80 @@ class Work:
         if "bias" in wanted:
             self._add_bias(launch, wanted["bias"])
 
-    def _parts(self, all_wanted: bool) -> tuple[int, bool]:
-        """Return over how many programs the keys of a head are spread, and whether these make dq too."""
-        size = self._inputs
-        tiles = -(-size.keys // self._words.keys)
-        heads = size.batch * size.kv_heads
-        count = math.prod(size.q.shape)
-        if self._sizes is None:
-            most = 1 + _MOST_PARTS_BYTES // (4 * count)
-            return max(1, min(tiles, -(-2 * (os.cpu_count() or 1) // heads), most)), all_wanted
-        chunks = self._chunks(max(size.dim, size.value_dim))
-        parts = min(tiles, -(-self._sizes.resident // (heads * chunks)))
-        if all_wanted and parts * count <= self._sizes.most_parts:
-            return parts, True
-        return tiles, False
-
-    def _add_keys(self, launch: Launch, wanted: dict[str, Any], parts: int, together: bool) -> None:
+    def _add_keys(self, launch: Launch, wanted: dict[str, Any]) -> set[str]:
+        """Add what makes dk and dv, and dq too where private ones of it fit into memory; return what is made."""
         from tkern.lang import columns
 
-        size = self._inputs
+        size, sizes = self._inputs, self._sizes
+        assert sizes is not None
         heads = size.batch * size.kv_heads
-        nothing = arrays.zeros(4, self._backend)
-        dq, count = nothing, math.prod(size.q.shape)
+        tiles = -(-size.keys // self._words.keys)
+        chunks = self._chunks(max(size.dim if "k" in wanted else 1, size.value_dim if "v" in wanted else 1))
+        parts, count = min(tiles, -(-sizes.resident // (heads * chunks))), math.prod(size.q.shape)
+        together = "q" in wanted and parts * count <= sizes.most_parts
+        parts = parts if together else tiles
+        dq = nothing = arrays.zeros(4, self._backend)
         if together:
+            chunks = self._chunks(max(size.dim, size.value_dim))
             dq = wanted["q"] if parts == 1 else _own(parts * count, self._backend)
             programs = -(-parts * count // 4096)
             launch.add(self._kernel("clear", programs), dq, parts * count, programs)
-        chunks = self._chunks(max(size.dim if "k" in wanted else 1, size.value_dim if "v" in wanted else 1))
         programs = heads * parts * chunks
         launch.add(
             self._kernel("backward_keys", programs, stats=True, delta=True),
-            *self._arguments(), self._rows_of(dq), *(self._rows_of(wanted.get(name, nothing)) for name in "kv"), self._space,
-            self._pack(
-                parts=parts, chunks=chunks,
-                want_q=int(together), want_k=int("k" in wanted), want_v=int("v" in wanted),
-            ),
-            programs,
+            *self._arguments(), self._rows_of(dq), *(self._rows_of(wanted.get(name, nothing)) for name in "kv"),
+            self._space, self._pack(chunks=chunks, parts=parts, **_wants(wanted, together)), programs,
         )  # fmt: skip
         if together and parts > 1:
             launch.add(columns.sum_kernel(self._backend, count), dq, wanted["q"], parts, count, count)
+        return {"q"} if together else set()
+
+    def _add_packed_keys(self, launch: Launch, wanted: dict[str, Any]) -> set[str]:
+        """Add what makes dk, dv and dq in one pass over packed q and dout; return what is made beside dk and dv."""
+        size = self._inputs
+        heads = size.batch * size.kv_heads
+        together = "q" in wanted
+        nothing = arrays.zeros(1, self._backend)
+        q, q_steps = self._packed(launch, self._q, "q", size.dim)
+        dout, o_steps = self._packed(launch, self._dout, "o", size.value_dim)
+        tiles = -(-size.queries // self._words.queries)
+        changes = {}
+        for name, steps in ("q", q_steps), ("o", o_steps):
+            head = tiles * steps.values["tile"]
+            changes |= {f"{name}_b": size.heads * head, f"{name}_h": head, f"{name}_t": steps.values["tile"]}
+        count = size.batch * changes["q_b"]
+        most = 1 + _MOST_PARTS_BYTES // (4 * count)
+        parts = max(1, min(-(-size.keys // self._words.keys), -(-2 * (os.cpu_count() or 1) // heads), most))
+        dq = nothing
+        if together:
+            dq = _own(parts * count, self._backend)
+            launch.add(self._kernel("clear"), dq, parts * count, -(-parts * count // 4096))
+        launch.add(
+            self._kernel("backward_keys", stats=True, delta=True),
+            q, self._k, self._v, dout, *self._others(), dq, wanted.get("k", nothing), wanted.get("v", nothing),
+            self._space, self._pack(**changes, parts=parts, **_wants(wanted, together)), heads * parts,
+        )  # fmt: skip
+        if together:
+            launch.add(
+                self._kernel("collect"),
+                dq, wanted["q"], self._space, self._pack(parts=parts), q_steps, self._base["size"],
+                self._query_programs(),
+            )  # fmt: skip
+        return {"q"} if together else set()
+
+    def _packed(self, launch: Launch, given: Any, name: str, cols: int) -> tuple[Any, Any]:
+        """Add what packs ``given``; return the packed array, and its steps."""
+        from tkern.ops.attention import scores
+
+        tile = self._words.packed_floats(cols)
+        steps = Group(
+            scores.Steps, **{long: self._base[f"{name}_{short}"] for long, short in (("batch", "b"), ("head", "h"), ("row", "r"))},
+            tile=tile, cols=cols,
+        )  # fmt: skip
+        programs = self._query_programs()
+        packed = _own(programs * tile, self._backend)
+        launch.add(self._kernel("pack"), given, self._factor, packed, self._pack(), steps, programs)
+        return packed, steps
 
     def _add_bias(self, launch: Launch, dbias: Any) -> None:
         from tkern.lang import columns
@@ -169,8 +207,8 @@ class Work:
         across, pass_k = (1, key_tiles) if fold_k else (key_tiles, 1)
         total, made = b * h * rows * cols, own_b * own_h * rows * cols
         target = dbias if total == made else _own(made, self._backend)
-        spread = scores.Spread(
-            heads=own_h, lines=lines, columns=across, pass_b=pass_b, pass_h=pass_h, pass_q=pass_q, pass_k=pass_k,
+        spread = Group(
+            scores.Spread, heads=own_h, lines=lines, columns=across, pass_b=pass_b, pass_h=pass_h, pass_q=pass_q, pass_k=pass_k,
             fold_q=fold_q, fold_k=fold_k, step_b=own_h * rows * cols, step_h=rows * cols, step_q=cols, step_k=1,
         )  # fmt: skip
         programs = own_b * own_h * lines * across
@@ -182,13 +220,17 @@ class Work:
             launch.add(columns.sum_kernel(self._backend, total), target, dbias, made // total, total, total)
 
     def _arguments(self) -> tuple[Any, ...]:
-        return (
-            self._q, self._k, self._v, self._dout, self._mask, self._bias, self._shift, self._factor, self._delta,
-        )  # fmt: skip
+        return (self._q, self._k, self._v, self._dout, *self._others())
+
+    def _others(self) -> tuple[Any, ...]:
+        return self._mask, self._bias, self._shift, self._factor, self._delta
 
     def _query_programs(self) -> int:
         tiles: int = -(-self._inputs.queries // self._words.queries)
         return self._inputs.batch * self._inputs.heads * tiles
+
+    def _row_programs(self) -> int:
+        return -(-self._rows // self._words.rows_each)
 
     def _rows_of(self, argument: Any) -> Any:
         """Return an argument of rows as the kernels take it."""
@@ -212,7 +254,7 @@ class Work:
     def _pack(self, **changes: int) -> Any:
         from tkern.ops.attention import scores
 
-        return scores.Numbers(**{**self._base, **changes})
+        return Group(scores.Numbers, **{**self._base, **changes})
 
     def _numbers(self, size: int) -> dict[str, Any]:
         n, o = self._inputs, self._options
@@ -234,8 +276,9 @@ class Work:
                 "bias_q": cols if rows > 1 else 0,
                 "bias_k": int(cols == n.keys),
             }
+        tiles = {f"{name}_t": self._words.queries * steps[name][2] for name in "qo"}
         return {
-            **numbers, **bias,
+            **numbers, **tiles, **bias,
             "batch": n.batch, "heads": n.heads, "kv_heads": n.kv_heads, "queries": n.queries, "keys": n.keys,
             "dim": n.dim, "value_dim": n.value_dim,
             "skip": max(0, o.offset - o.left), "stop": max(0, min(n.keys, n.queries + o.offset + o.right)),
@@ -252,6 +295,10 @@ class Work:
         operands: int = 2 * (queries + keys) * (d + dv)
         total: int = operands + keys * (d + dv) + 3 * queries * -(-keys // 16) + 2 * queries
         return total
+
+
+def _wants(wanted: dict[str, Any], together: bool) -> dict[str, int]:
+    return {"want_q": int(together), "want_k": int("k" in wanted), "want_v": int("v" in wanted)}
 
 
 def _refuse_long_loops(inputs: Inputs, options: Options, backend: str, words: Any) -> None:

@@ -27,6 +27,15 @@ class Row:
 
 
 @handle
+class Band:
+    """Which of a tile's scores are visible by position: column c of row r if r + low ≤ c ≤ r + high."""
+
+    def __init__(self, low, high):
+        self.low = value(low)
+        self.high = value(high)
+
+
+@handle
 class Scores:
     """From products to scores, weights and their gradients, for one (batch, head).
 
@@ -54,18 +63,29 @@ class Scores:
         delta = t.scalar(a.delta, at) if self.which.delta else 0.0
         return Row(low, high, shift, factor, delta, value(self.bias_at + i * n.bias_q))
 
+    @macro
+    def band(self, i, j):
+        """Return what is visible of the tile of scores whose first is that of query ``i`` and key ``j``."""
+        first = i + self.n.offset - j
+        return Band(first - self.n.left, first + self.n.right)
+
+    @macro
+    def sees(self, row, columns):
+        """Return whether one of the columns is visible by position."""
+        return (columns.last >= row.low) & (columns.first <= row.high)
+
     @ti.func
     def raw(self, s):
-        """Return scale·s, softcapped, and the derivative of that by scale·s."""
+        """Return scale·s, softcapped, and the derivative of that by s."""
         x = s * self.n.scale
-        slope = self.t.all(1.0)
+        slope = self.t.all(self.n.scale)
         if self.n.softcap > 0.0:
             # tanh y = 1 − 2/(exp 2y + 1); beyond ±40 it is ±1 to the last bit.
             y = x * (1.0 / self.n.softcap)
             y = ti.select(y > 40.0, 40.0, ti.select(y < -40.0, -40.0, y))
             tanh = 1.0 - 2.0 / (self.t.exp(y * 2.0) + 1.0)
             x = tanh * self.n.softcap
-            slope = 1.0 - tanh * tanh
+            slope = (1.0 - tanh * tanh) * self.n.scale
         return x, slope
 
     @ti.func
@@ -80,8 +100,11 @@ class Scores:
         if self.n.has_mask == 1:
             seen = self.t.some(self.arrays.key_mask, self.mask_at + columns.first, self.n.keys - columns.first)
             x = ti.select(seen > 0.5, x, LOWEST)
-        x = ti.select(columns.each < row.low, LOWEST, x)
-        return ti.select(columns.each > row.high, LOWEST, x)
+        # Most columns lie inside: a branch is cheaper than comparing each of them.
+        if columns.first < row.low or columns.last > row.high:
+            x = ti.select(columns.each < row.low, LOWEST, x)
+            x = ti.select(columns.each > row.high, LOWEST, x)
+        return x
 
     @ti.func
     def score(self, row, columns, s):
@@ -96,15 +119,15 @@ class Scores:
 
     @ti.func
     def weight(self, row, columns, s):
-        """Return P."""
-        return self.counted(self.score(row, columns, s), row.shift) * row.factor
+        """Return P; a hidden score needs no test, for row.shift is a score or 0."""
+        return self.t.exp(self.score(row, columns, s) - row.shift) * row.factor
 
     @ti.func
     def weight_and_gradient(self, row, columns, s, dp):
         """Return P, and dS by the product QKᵀ: scale·softcap's slope·P·(dP − Δ), 0 where P is, whatever dP is."""
         x, slope = self.raw(s)
-        p = self.counted(self.masked(row, columns, x), row.shift) * row.factor
-        return p, ti.select(p == 0.0, 0.0, p * (dp - row.delta) * slope * self.n.scale)
+        p = self.t.exp(self.masked(row, columns, x) - row.shift) * row.factor
+        return p, ti.select(p == 0.0, 0.0, p * (dp - row.delta) * slope)
 
     @ti.func
     def bias_gradient(self, row, columns, s, dp):
@@ -127,7 +150,7 @@ def named(**arguments):
     return Named(**arguments)
 
 
-# Sizes, steps between heads and rows in floats, and the options, as one argument.
+# Sizes, steps between heads, rows and tiles in floats, and the options, as one argument.
 Numbers = ti.types.struct(
     batch=ti.i32,
     heads=ti.i32,
@@ -139,6 +162,7 @@ Numbers = ti.types.struct(
     q_b=ti.i32,
     q_h=ti.i32,
     q_r=ti.i32,
+    q_t=ti.i32,
     k_b=ti.i32,
     k_h=ti.i32,
     k_r=ti.i32,
@@ -148,6 +172,7 @@ Numbers = ti.types.struct(
     o_b=ti.i32,
     o_h=ti.i32,
     o_r=ti.i32,
+    o_t=ti.i32,
     bias_b=ti.i32,
     bias_h=ti.i32,
     bias_q=ti.i32,
@@ -171,6 +196,10 @@ Numbers = ti.types.struct(
     softcap=ti.f32,
     nothing=ti.f32,
 )
+
+
+# The steps of an array with rows of ``cols`` floats, and of its packed tiles.
+Steps = ti.types.struct(batch=ti.i32, head=ti.i32, row=ti.i32, tile=ti.i32, cols=ti.i32)
 
 
 # How the scores of dbias are spread over programs: how many each axis has (``lines`` and ``columns`` of tiles), how
