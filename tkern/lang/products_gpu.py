@@ -110,51 +110,61 @@ class Slice:
         self.rows = [value(place >> bits) for place in places]
         self.groups = [value(place & (groups - 1)) for place in places]
         self.starts = [variable(0) for _ in places]
-        self.seen = [variable(0) for _ in places]
+        # A row is seen unless its veil is 0; past ``left`` columns nothing is.
+        self.veils = [variable(0.0) for _ in places]
+        self.left = [variable(0) for _ in places]
         self.numbers = [[variable(0.0) for _ in range(4)] for _ in places]
 
     @macro
     def aim(self, operand, first_row, first_column):
-        """Note where the lane's rows of a tile begin, and whether they are to be read; a row that is not begins at 0."""
+        """Note where the lane's rows of a tile begin, and whether they are seen; one outside of the tile begins at 0."""
         for n in range(self.passes):
             row = value(first_row + self.rows[n])
-            seen = value(_is_seen(operand, row))
+            inside = value((row >= operand.skip) & (row < operand.count))
             at = operand.start + row * operand.stride + first_column + self.groups[n] * 4
-            self.seen[n]._assign(seen)
-            self.starts[n]._assign(ti.select(seen, at, first_column + self.groups[n] * 4))
+            self.starts[n]._assign(ti.select(inside, at, first_column + self.groups[n] * 4))
+            self.veils[n]._assign(_veil_of(operand, row, inside))
 
     @ti.func
     def fetch(self, a: ti.template(), first_column, left, columns: ti.template()):
         """Load from ``first_column`` on, where ``left`` columns are left; the slice has ``columns``."""
-        # No load stands behind a condition of its own, so that many are on their way at once.
+        # No load waits for another one or for a condition, and nothing is done with what is loaded before it is put
+        # into shared memory: until then there are other sums to make.
+        for n in ti.static(range(self.passes)):
+            self.left[n] = left - self.groups[n] * 4
         if left >= columns:
             self.load_all(a, first_column)
         else:
-            self.load_left(a, first_column, left)
+            self.load_left(a, first_column)
 
     @macro
     def load_all(self, a, first_column):
         for n in range(self.passes):
-            at = value(self.starts[n] + first_column)
-            x = self.program.words.four(a, at)
+            x = self.program.words.four(a, self.starts[n] + first_column)
             for u in range(4):
-                self.numbers[n][u]._assign(ti.select(self.seen[n], x[u], 0.0))
+                self.numbers[n][u]._assign(x[u])
 
     @macro
-    def load_left(self, a, first_column, left):
+    def load_left(self, a, first_column):
         for n in range(self.passes):
+            # Past the last column a number is read again.
+            left = self.left[n]
             if self.program.words.fours:
-                mine = value(left - self.groups[n] * 4)
-                x = self.program.words.four(a, self.starts[n] + first_column + ti.min(mine - 4, 0))
-                for u in range(4):
-                    self.numbers[n][u]._assign(ti.select(self.seen[n] & (mine > 0), x[u], 0.0))
-                continue
-            mine = value(left - self.groups[n] * 4)
-            at = value(self.starts[n] + first_column + ti.min(mine - 1, 0))
+                x = self.program.words.four(a, self.starts[n] + first_column + ti.min(left - 4, 0))
+            else:
+                at = value(self.starts[n] + first_column + ti.min(left - 1, 0))
+                x = [element(a, at + ti.max(ti.min(u, left - 1), 0)) for u in range(4)]
             for u in range(4):
-                # Past the last column it is read again.
-                x = element(a, at + ti.max(ti.min(u, mine - 1), 0))
-                self.numbers[n][u]._assign(ti.select(self.seen[n] & (u < mine), x, 0.0))
+                self.numbers[n][u]._assign(x[u])
+
+    @macro
+    def settle(self):
+        """Set to 0 what is not seen."""
+        for n in range(self.passes):
+            # Not "!= 0", which is false of a NaN on every backend.
+            seen = value((self.veils[n] == 0.0) == 0)
+            for u, x in enumerate(self.numbers[n]):
+                x._assign(ti.select(seen & (u < self.left[n]), x, 0.0))
 
     @macro
     def put(self, n, at):
@@ -178,12 +188,13 @@ def _put_if(slice_: ti.template(), n: ti.template(), at):
 
 
 @ti.func
-def _is_seen(operand: ti.template(), row):
-    seen = row >= operand.skip and row < operand.count
+def _veil_of(operand: ti.template(), row, inside):
+    """Return what is not 0 if the row is seen; nothing may ask before it must."""
+    veil = ti.select(inside, 1.0, 0.0)
     if ti.static(operand.has_veil):
-        if operand.veiled == 1 and seen:
-            seen = (element(operand.veil, operand.veil_at + row) == 0.0) == 0
-    return ti.cast(seen, ti.i32)
+        if operand.veiled == 1 and inside:
+            veil = element(operand.veil, operand.veil_at + row)
+    return veil
 
 
 @ti.func
@@ -214,6 +225,8 @@ def along(program: ti.template(), scores: ti.template(), a: ti.template(), b: ti
 def _put_rows(program, left, right):
     words = program.words
     stride = words.slice // 4 + 1
+    left.settle()
+    right.settle()
     for n in range(left.passes):
         left.put(n, left.rows[n] * stride + left.groups[n])
     mask = 4 * words.across - 1
@@ -290,8 +303,8 @@ def add_product(
                     for k in range(words.slice):
                         _step_with_care(program, sums, (step - 1) * words.slice + k, k, across)
                 elif ti.static(across):
-                    for group in range(words.slice // 4):
-                        _step_across(program, sums, (step - 1) * words.slice + group * 4, group)
+                    for k in range(words.slice):
+                        _step_across(program, sums, (step - 1) * words.slice + k, k)
                 else:
                     for group in range(words.slice // 4):
                         _step_down(program, sums, (step - 1) * (words.slice // 4) + group, group)
@@ -310,6 +323,7 @@ def add_product(
 @macro
 def _put_slice(program, part):
     words = program.words
+    part.settle()
     for n in range(part.passes):
         part.put(n, words.staged + part.rows[n] * (words.width // 4) + part.groups[n])
         _mark(program, part, n)
@@ -331,27 +345,25 @@ def _right_four(program, sums, k):
 
 
 @macro
-def _step_across(program, sums, row, group):
-    stride = program.words.staged_stride
-    at = value(row * stride + program.sum_row * (sums.rows // 4))
-    a = [[one for g in range(sums.rows // 4) for one in program.shared.four(at + k * stride + g)] for k in range(4)]
-    _multiply(program, sums, [list(line) for line in zip(*a, strict=True)], group)
+def _step_across(program, sums, row, k):
+    at = value(row * program.words.staged_stride + program.sum_row * (sums.rows // 4))
+    a = [one for g in range(sums.rows // 4) for one in program.shared.four(at + g)]
+    b = _right_four(program, sums, k)
+    for i in range(sums.rows):
+        for j in range(sums.cols):
+            sums.sums[i][j]._assign(sums.sums[i][j] + a[i] * b[j])
 
 
 @macro
 def _step_down(program, sums, column, group):
     stride = program.words.staged_stride
     at = value(sums.first_row * stride + column)
-    _multiply(program, sums, [program.shared.four(at + i * stride) for i in range(sums.rows)], group)
-
-
-@macro
-def _multiply(program, sums, a, group):
-    """Add the products of four numbers of each of the fragment's rows with a group of four rows of the slice."""
-    b = [_right_four(program, sums, group * 4 + k) for k in range(4)]
-    for i in range(sums.rows):
-        for j in range(sums.cols):
-            _add_four(sums.sums[i][j], a[i], [line[j] for line in b])
+    a = [program.shared.four(at + i * stride) for i in range(sums.rows)]
+    for u in range(4):
+        b = _right_four(program, sums, group * 4 + u)
+        for i in range(sums.rows):
+            for j in range(sums.cols):
+                sums.sums[i][j]._assign(sums.sums[i][j] + a[i][u] * b[j])
 
 
 @macro
