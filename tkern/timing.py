@@ -52,7 +52,7 @@ def measure_all(
     """Measure several functions in turns, a few repeats of each at a time, so that a slow moment meets all of them.
 
     A turn begins with a pause and a call that is not counted: the threads of a library that ran before (OpenBLAS's,
-    OpenMP's) go on spinning for up to 30 ms, on the cores that the next one needs.
+    OpenMP's) go on spinning for up to 60 ms, on the cores that the next one needs.
     Arguments as :func:`measure`, ``seconds`` for each function.
     """
     calls = [_warm(function, synchronize, device) for function in functions]

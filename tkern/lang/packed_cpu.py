@@ -7,7 +7,7 @@ panels of ``rows`` vectors, and one vector more, whose first float is 1 where so
 import taichi as ti
 
 from tkern.lang.macros import handle, macro, value, variable
-from tkern.lang.products_cpu import add_product, careful_product, element_at
+from tkern.lang.products_cpu import add_scores, element_at
 
 
 @handle
@@ -49,7 +49,4 @@ class PackedSums:
     def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):
         """Add scores·b to the tile at float ``start``."""
         self.at = start >> 4
-        if b.odd == 1:
-            careful_product(self, scores, b, count, b.count, False)
-        else:
-            add_product(self, scores, b, count, self.panels, b.count, band, False)
+        add_scores(self, scores, b, count, band, False)

@@ -47,6 +47,17 @@ def scores_product(c: ti.template(), a: ti.template(), b: ti.template(), rows, p
 
 
 @ti.func
+def add_scores(
+    c: ti.template(), scores: ti.template(), b: ti.template(), rows, band: ti.template(), transposed: ti.template()
+):
+    """Add to the first ``rows`` rows of c scores·b, or scoresᵀ·b: with care where ``b`` is not finite."""
+    if b.odd == 1:
+        careful_product(c, scores, b, rows, b.count, transposed)
+    else:
+        add_product(c, scores, b, rows, c.panels, b.count, band, transposed)
+
+
+@ti.func
 def add_product(
     c: ti.template(),
     a: ti.template(),

@@ -13,7 +13,7 @@ import taichi as ti
 from tkern.lang.folded_cpu import Folded
 from tkern.lang.macros import handle, macro, value, variable
 from tkern.lang.packed_cpu import PackedSums, PackedTile
-from tkern.lang.products_cpu import add_product, careful_product, element_at, put_at, scores_product, vector_at
+from tkern.lang.products_cpu import add_scores, element_at, put_at, scores_product, vector_at
 from tkern.lang.rows import VECTOR_WIDTH as WIDTH
 from tkern.lang.rows_cpu import Vector, load, load_scalar, load_some, store, store_scalar, store_some, tree_sum
 from tkern.lang.safe import vector_exp
@@ -272,18 +272,12 @@ class Tile:
     def add_across(self, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):
         """Add scoresᵀ·b; columns of scores past those that were filled have no part."""
         rows = ti.min(count, scores.filled * WIDTH)
-        if b.odd == 1:
-            careful_product(self, scores, b, rows, b.count, True)
-        else:
-            add_product(self, scores, b, rows, self.panels, b.count, band, True)
+        add_scores(self, scores, b, rows, band, True)
 
     @ti.func
     def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):
         """Add scores·b."""
-        if b.odd == 1:
-            careful_product(self, scores, b, count, b.count, False)
-        else:
-            add_product(self, scores, b, count, self.panels, b.count, band, False)
+        add_scores(self, scores, b, count, band, False)
 
     @ti.func
     def weigh(self, f: ti.template(), first_row, rows, first_column):
