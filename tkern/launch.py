@@ -99,8 +99,9 @@ def _launch(kernel: Any, arguments: tuple[Any, ...]) -> None:
             context.set_arg_external_array_with_shape((i,), value.ctypes.data, value.nbytes, value.shape[:-1], 0)
         elif isinstance(value, ti.Ndarray):
             context.set_arg_ndarray((i,), value.arr)
-        else:  # a flat torch tensor on the device
-            context.set_arg_external_array_with_shape((i,), value.data_ptr(), 4 * value.numel(), tuple(value.shape), 0)
+        else:  # a torch tensor on the device, flat or of vectors
+            shape = tuple(value.shape[:1])
+            context.set_arg_external_array_with_shape((i,), value.data_ptr(), 4 * value.numel(), shape, 0)
     program.launch_kernel(known[2], context)
 
 

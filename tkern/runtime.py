@@ -47,9 +47,9 @@ __all__ = [
 _COMMON: dict[str, Any] = {"fast_math": False, "unrolling_limit": 0}
 OPTIONS: dict[str, dict[str, Any]] = {
     "cpu": {**_COMMON, "real_matrix_scalarize": False, "make_cpu_multithreading_loop": False},
-    "metal": dict(_COMMON),
-    "vulkan": dict(_COMMON),
-    "cuda": dict(_COMMON),
+    "metal": {**_COMMON, "opt_level": 0},
+    "vulkan": {**_COMMON, "opt_level": 0},
+    "cuda": {**_COMMON, "opt_level": 0},
 }
 
 # Held while a kernel is compiled or launched and while the backend changes: Taichi itself is not thread-safe.

@@ -24,6 +24,7 @@ class CpuTiles:
     """Words for one task per program, with the workspace of the running thread; scores come 16 at a time."""
 
     Array = ti.types.ndarray(dtype=Vector, ndim=1)
+    Rows = Array
     lanes = 1
     # No power of two: panels whose starts are 4096 bytes apart share a few lines of the first cache. Of 64, 80, 112,
     # 128, 144, 176 and 208, 112 was the fastest over the standard shapes; see docs/measurements.md.
@@ -31,8 +32,9 @@ class CpuTiles:
     keys = 112
     # Rows of numbers, one a query, that a program takes where there is little to do for each.
     rows_each = 64
-    one_pass = True
     packs = True
+    # Columns of a sum that a program makes: all of them.
+    width = 2**30
     key = ("cpu tiles",)
 
     def packed_floats(self, cols):
@@ -44,7 +46,7 @@ class CpuTiles:
         return programs
 
     @macro
-    def program(self, i, space, size):
+    def program(self, i, space, size, chunks):
         return _Program(i, space, value(ti.global_thread_idx() * size))
 
     @macro
@@ -80,10 +82,12 @@ class CpuTiles:
         return Vector(x)
 
     @ti.func
-    def fill(self, a: ti.template(), start, count, number):
-        """Write ``number`` to ``count`` floats of ``a`` from ``start`` on."""
-        for c in range((count + (WIDTH - 1)) >> 4):
-            left = count - c * WIDTH
+    def fill(self, a: ti.template(), i, count, number):
+        """Write ``number`` to the 4096 of ``count`` floats that are this program's."""
+        start = i * 4096
+        mine = ti.min(4096, count - start)
+        for c in range((mine + (WIDTH - 1)) >> 4):
+            left = mine - c * WIDTH
             if left >= WIDTH:
                 store(a, start + c * WIDTH, Vector(number))
             else:
@@ -132,11 +136,30 @@ class _Program:
 
     @macro
     def packed_sums(self, rows, cols, out):
+        """Return sums that lie packed in ``out``."""
         return PackedSums(rows, value(_panels(cols)), out)
 
     @macro
-    def sums(self, rows, cols, out):
+    def scores(self, rows, cols):
         return self.tile(rows, cols)
+
+    @macro
+    def sums(self, rows, cols):
+        return self.tile(rows, cols)
+
+    @macro
+    def is_one_of(self, programs):
+        """Return whether there is such a program: there is a task for each, and for nothing else."""
+        return True
+
+    @macro
+    def share(self, count):
+        """Return how many steps a loop of ``count`` has: there is one lane."""
+        return count
+
+    @macro
+    def own(self, step):
+        return step
 
     @macro
     def folded(self, rows, cols):
@@ -354,6 +377,10 @@ class Tile:
                 most = more
             put_at(self.space, self.at + r, most)
             put_at(self.space, self.at + (self.rows >> 1) + r, sum_)
+
+    @macro
+    def end(self):
+        """Nothing is to be brought together: one lane followed all columns."""
 
     @ti.func
     def total(self, r):

@@ -31,41 +31,46 @@ def statistics(t, which):
 
     @ti.kernel
     def attention_statistics(
-        q: t.Array, k: t.Array, key_mask: t.Array, bias: t.Array, shift: t.Array, factor: t.Array, lse: t.Array,
+        q: t.Rows, k: t.Rows, key_mask: t.Array, bias: t.Array, shift: t.Array, factor: t.Array, lse: t.Array,
         space: t.Array, n: Numbers, programs: ti.i32,
     ):  # fmt: skip
         ti.loop_config(block_dim=t.lanes)
-        for program in range(t.threads(programs)):
-            p = t.program(program, space, n.size)
-            tiles = (n.queries + (t.queries - 1)) // t.queries
-            h, b = program // tiles % n.heads, program // tiles // n.heads
-            i = program % tiles * t.queries
-            rows = ti.min(t.queries, n.queries - i)
-            f = Scores(t, which, named(key_mask=key_mask, bias=bias), n, b, h)
-            qs, ks = p.tile(t.queries, n.dim), p.tile(t.keys, n.dim)
-            turned = p.right(ks, n.dim)
-            s = p.tile(t.queries, t.keys)
-            running = p.running(t.queries)
-            qs.load(q, b * n.q_b + h * n.q_h + i * n.q_r, n.q_r, 0, rows, n.dim)
-            running.begin(LOWEST)
-            kv = h // (n.heads // n.kv_heads)
-            for tile in range(first_key(n, i, t.keys), last_key(n, i, rows, t.keys)):
-                j = tile * t.keys
-                count = ti.min(t.keys, n.stop - j)
-                ks.load(k, b * n.k_b + kv * n.k_h + j * n.k_r, n.k_r, n.skip - j, count, n.dim)
-                if n.has_mask == 1:
-                    ks.hide(key_mask, b * n.keys + j, count)
-                turned.turn(ks)
-                band = f.band(i, j)
-                s.along(qs, turned, n.dim, band)
-                running.follow(s, f, i, rows, j)
-            for r in range(rows):
-                m, total = running.total(r)
-                at = (b * n.heads + h) * n.queries + i + r
-                blind = total == 0.0
-                t.put_scalar(shift, at, ti.select(blind, 0.0, m))
-                t.put_scalar(factor, at, ti.select(blind, 0.0, 1.0 / total))
-                t.put_scalar(lse, at, ti.select(blind, n.nothing, m + ti.log(total)))
+        for thread in range(t.threads(programs)):
+            p = t.program(thread, space, n.size, n.chunks)
+            if p.is_one_of(programs):
+                program = p.id
+                tiles = (n.queries + (t.queries - 1)) // t.queries
+                h, b = program // tiles % n.heads, program // tiles // n.heads
+                i = program % tiles * t.queries
+                rows = ti.min(t.queries, n.queries - i)
+                f = Scores(t, which, named(key_mask=key_mask, bias=bias), n, b, h)
+                qs, ks = p.tile(t.queries, n.dim), p.tile(t.keys, n.dim)
+                turned = p.right(ks, n.dim)
+                s = p.scores(t.queries, t.keys)
+                running = p.running(t.queries)
+                qs.load(q, b * n.q_b + h * n.q_h + i * n.q_r, n.q_r, 0, rows, n.dim)
+                running.begin(LOWEST)
+                kv = h // (n.heads // n.kv_heads)
+                for tile in range(first_key(n, i, t.keys), last_key(n, i, rows, t.keys)):
+                    j = tile * t.keys
+                    count = ti.min(t.keys, n.stop - j)
+                    ks.load(k, b * n.k_b + kv * n.k_h + j * n.k_r, n.k_r, n.skip - j, count, n.dim)
+                    if n.has_mask == 1:
+                        ks.hide(key_mask, b * n.keys + j, count)
+                    turned.turn(ks)
+                    band = f.band(i, j)
+                    s.along(qs, turned, n.dim, band)
+                    running.follow(s, f, i, rows, j)
+                running.end()
+                for step in range(p.share(rows)):
+                    r = p.own(step)
+                    m, total = running.total(r)
+                    at = (b * n.heads + h) * n.queries + i + r
+                    blind = total == 0.0
+                    if r < rows:
+                        t.put_scalar(shift, at, ti.select(blind, 0.0, m))
+                        t.put_scalar(factor, at, ti.select(blind, 0.0, 1.0 / total))
+                        t.put_scalar(lse, at, ti.select(blind, n.nothing, m + ti.log(total)))
 
     return attention_statistics
 
@@ -75,39 +80,41 @@ def output(t, which):
 
     @ti.kernel
     def attention_output(
-        q: t.Array, k: t.Array, v: t.Array, key_mask: t.Array, bias: t.Array, shift: t.Array, factor: t.Array,
-        out: t.Array, space: t.Array, n: Numbers, programs: ti.i32,
+        q: t.Rows, k: t.Rows, v: t.Rows, key_mask: t.Array, bias: t.Array, shift: t.Array, factor: t.Array,
+        out: t.Rows, space: t.Array, n: Numbers, programs: ti.i32,
     ):  # fmt: skip
         ti.loop_config(block_dim=t.lanes)
-        for program in range(t.threads(programs)):
-            p = t.program(program, space, n.size)
-            tiles = (n.queries + (t.queries - 1)) // t.queries
-            h, b = program // tiles % n.heads, program // tiles // n.heads
-            i = program % tiles * t.queries
-            rows = ti.min(t.queries, n.queries - i)
-            f = Scores(t, which, named(key_mask=key_mask, bias=bias, shift=shift, factor=factor), n, b, h)
-            qs, ks, vs = p.tile(t.queries, n.dim), p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
-            turned = p.right(ks, n.dim)
-            s = p.tile(t.queries, t.keys)
-            o = p.sums(t.queries, n.value_dim, out)
-            to = b * n.o_b + h * n.o_h + i * n.o_r
-            qs.load(q, b * n.q_b + h * n.q_h + i * n.q_r, n.q_r, 0, rows, n.dim)
-            o.clear(to, n.o_r, rows, n.value_dim)
-            kv = h // (n.heads // n.kv_heads)
-            for tile in range(first_key(n, i, t.keys), last_key(n, i, rows, t.keys)):
-                j = tile * t.keys
-                count = ti.min(t.keys, n.stop - j)
-                ks.load(k, b * n.k_b + kv * n.k_h + j * n.k_r, n.k_r, n.skip - j, count, n.dim)
-                vs.load(v, b * n.v_b + kv * n.v_h + j * n.v_r, n.v_r, n.skip - j, count, n.value_dim)
-                if n.has_mask == 1:
-                    ks.hide(key_mask, b * n.keys + j, count)
-                    vs.hide(key_mask, b * n.keys + j, count)
-                turned.turn(ks)
-                band = f.band(i, j)
-                s.along(qs, turned, n.dim, band)
-                s.weigh(f, i, rows, j)
-                o.add_down(s, vs, to, n.o_r, rows, n.value_dim, band)
-            o.save(out, to, n.o_r, rows, n.value_dim)
+        for thread in range(t.threads(programs)):
+            p = t.program(thread, space, n.size, n.chunks)
+            if p.is_one_of(programs):
+                program = p.id
+                tiles = (n.queries + (t.queries - 1)) // t.queries
+                h, b = program // tiles % n.heads, program // tiles // n.heads
+                i = program % tiles * t.queries
+                rows = ti.min(t.queries, n.queries - i)
+                f = Scores(t, which, named(key_mask=key_mask, bias=bias, shift=shift, factor=factor), n, b, h)
+                qs, ks, vs = p.tile(t.queries, n.dim), p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
+                turned = p.right(ks, n.dim)
+                s = p.scores(t.queries, t.keys)
+                o = p.sums(t.queries, n.value_dim)
+                to = b * n.o_b + h * n.o_h + i * n.o_r
+                qs.load(q, b * n.q_b + h * n.q_h + i * n.q_r, n.q_r, 0, rows, n.dim)
+                o.clear(to, n.o_r, rows, n.value_dim)
+                kv = h // (n.heads // n.kv_heads)
+                for tile in range(first_key(n, i, t.keys), last_key(n, i, rows, t.keys)):
+                    j = tile * t.keys
+                    count = ti.min(t.keys, n.stop - j)
+                    ks.load(k, b * n.k_b + kv * n.k_h + j * n.k_r, n.k_r, n.skip - j, count, n.dim)
+                    vs.load(v, b * n.v_b + kv * n.v_h + j * n.v_r, n.v_r, n.skip - j, count, n.value_dim)
+                    if n.has_mask == 1:
+                        ks.hide(key_mask, b * n.keys + j, count)
+                        vs.hide(key_mask, b * n.keys + j, count)
+                    turned.turn(ks)
+                    band = f.band(i, j)
+                    s.along(qs, turned, n.dim, band)
+                    s.weigh(f, i, rows, j)
+                    o.add_down(s, vs, to, n.o_r, rows, n.value_dim, band)
+                o.save(out, to, n.o_r, rows, n.value_dim)
 
     return attention_output
 
@@ -134,8 +141,8 @@ def clear(t):
     @ti.kernel
     def attention_clear(a: t.Array, count: ti.i32, programs: ti.i32):
         ti.loop_config(block_dim=t.lanes)
-        for i in range(t.threads(programs)):
-            t.fill(a, i * 4096, ti.min(4096, count - i * 4096), 0.0)
+        for thread in range(t.threads(programs)):
+            t.fill(a, thread, count, 0.0)
 
     return attention_clear
 
@@ -145,7 +152,7 @@ def correction(t):
 
     @ti.kernel
     def attention_correction(
-        out: t.Array, dout: t.Array, dlse: t.Array, delta: t.Array, n: Numbers, with_dlse: ti.i32, rows: ti.i32,
+        out: t.Rows, dout: t.Rows, dlse: t.Array, delta: t.Array, n: Numbers, with_dlse: ti.i32, rows: ti.i32,
         programs: ti.i32,
     ):  # fmt: skip
         ti.loop_config(block_dim=t.lanes)
@@ -186,94 +193,104 @@ def collect(t):
 
     @ti.kernel
     def attention_collect(
-        packed: t.Array, dq: t.Array, space: t.Array, n: Numbers, steps: Steps, size: ti.i32, programs: ti.i32
+        packed: t.Array, dq: t.Rows, space: t.Array, n: Numbers, steps: Steps, size: ti.i32, programs: ti.i32
     ):
         ti.loop_config(block_dim=t.lanes)
-        for program in range(t.threads(programs)):
-            p = t.program(program, space, size)
-            tiles = (n.queries + (t.queries - 1)) // t.queries
-            h, b = program // tiles % n.heads, program // tiles // n.heads
-            i = program % tiles * t.queries
-            x = p.tile(t.queries, n.dim)
-            x.gather(packed, program * steps.tile, programs * steps.tile, n.parts)
-            rows = ti.min(t.queries, n.queries - i)
-            x.save(dq, b * steps.batch + h * steps.head + i * steps.row, steps.row, rows, n.dim)
+        for thread in range(t.threads(programs)):
+            p = t.program(thread, space, size, 1)
+            if p.is_one_of(programs):
+                program = p.id
+                tiles = (n.queries + (t.queries - 1)) // t.queries
+                h, b = program // tiles % n.heads, program // tiles // n.heads
+                i = program % tiles * t.queries
+                x = p.tile(t.queries, n.dim)
+                x.gather(packed, program * steps.tile, programs * steps.tile, n.parts)
+                rows = ti.min(t.queries, n.queries - i)
+                x.save(dq, b * steps.batch + h * steps.head + i * steps.row, steps.row, rows, n.dim)
 
     return attention_collect
 
 
 def backward_keys(t, which):
-    """Build dK and dV, and on a CPU a part of dQ for each part of the keys, which ``collect`` sums.
+    """Build dK and dV, and if wanted a part of dQ for each part of the keys, which are summed afterwards.
 
-    On a CPU q and dout come packed. A launch plan never wants dQ of this kernel on a GPU, where parts of it would take
-    too much memory.
+    On a CPU q, dout and the parts of dQ are packed.
     """
 
     @ti.kernel
     def attention_backward_keys(
-        q: t.Array, k: t.Array, v: t.Array, dout: t.Array, key_mask: t.Array, bias: t.Array, shift: t.Array,
-        factor: t.Array, delta: t.Array, dq: t.Array, dk: t.Array, dv: t.Array, space: t.Array, n: Numbers,
+        q: t.Rows, k: t.Rows, v: t.Rows, dout: t.Rows, key_mask: t.Array, bias: t.Array, shift: t.Array,
+        factor: t.Array, delta: t.Array, dq: t.Rows, dk: t.Rows, dv: t.Rows, space: t.Array, n: Numbers,
         programs: ti.i32,
     ):  # fmt: skip
         ti.loop_config(block_dim=t.lanes)
-        for program in range(t.threads(programs)):
-            p = t.program(program, space, n.size)
-            part = program % n.parts
-            kv, b = program // n.parts % n.kv_heads, program // n.parts // n.kv_heads
-            groups = n.heads // n.kv_heads
-            qs, dos = p.packed(t.queries, n.dim), p.packed(t.queries, n.value_dim)
-            ks, vs = p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
-            turned_k, turned_v = p.right(ks, n.dim), p.right(vs, n.value_dim)
-            s, ds = p.tile(t.queries, t.keys), p.tile(t.queries, t.keys)
-            sum_k, sum_v = p.sums(t.keys, n.dim, dk), p.sums(t.keys, n.value_dim, dv)
-            sum_q = p.packed_sums(t.queries, n.dim, dq)
-            key_tiles = (n.keys + (t.keys - 1)) // t.keys
-            for tile in range(part * key_tiles // n.parts, (part + 1) * key_tiles // n.parts):
-                j = tile * t.keys
-                count = ti.min(t.keys, n.keys - j)
-                k_at, v_at = b * n.k_b + kv * n.k_h + j * n.k_r, b * n.v_b + kv * n.v_h + j * n.v_r
-                ks.load(k, k_at, n.k_r, n.skip - j, ti.min(count, n.stop - j), n.dim)
-                vs.load(v, v_at, n.v_r, n.skip - j, ti.min(count, n.stop - j), n.value_dim)
-                if n.has_mask == 1:
-                    ks.hide(key_mask, b * n.keys + j, count)
-                    vs.hide(key_mask, b * n.keys + j, count)
-                turned_k.turn(ks)
-                turned_v.turn(vs)
-                if n.want_k == 1:
-                    sum_k.clear(k_at, n.k_r, count, n.dim)
-                if n.want_v == 1:
-                    sum_v.clear(v_at, n.v_r, count, n.value_dim)
-                for g in range(groups):
-                    h = kv * groups + g
-                    f = Scores(
-                        t, which, named(key_mask=key_mask, bias=bias, shift=shift, factor=factor, delta=delta), n, b, h
-                    )
-                    for query_tile in range(first_query(n, j, t.queries), last_query(n, j, count, t.queries)):
-                        i = query_tile * t.queries
-                        rows = ti.min(t.queries, n.queries - i)
-                        q_at = b * n.q_b + h * n.q_h + query_tile * n.q_t
-                        o_at = b * n.o_b + h * n.o_h + query_tile * n.o_t
-                        qs.load(q, q_at, n.q_r, 0, rows, n.dim)
-                        dos.load(dout, o_at, n.o_r, 0, rows, n.value_dim)
-                        qs.hide(factor, f.rows + i, rows)
-                        dos.hide(factor, f.rows + i, rows)
-                        band = f.band(i, j)
-                        s.along(qs, turned_k, n.dim, band)
-                        if n.want_k == 1 or n.want_q == 1:
-                            ds.along(dos, turned_v, n.value_dim, band)
-                            s.differentiate(ds, f, i, rows, j)
-                        else:
-                            s.weigh(f, i, rows, j)
-                        if n.want_v == 1:
-                            sum_v.add_across(s, dos, v_at, n.v_r, count, n.value_dim, band)
-                        if n.want_k == 1:
-                            sum_k.add_across(ds, qs, k_at, n.k_r, count, n.dim, band)
-                        if n.want_q == 1:
-                            sum_q.add_down(ds, ks, part * n.batch * n.q_b + q_at, n.q_r, rows, n.dim, band)
-                if n.want_k == 1:
-                    sum_k.save(dk, k_at, n.k_r, count, n.dim)
-                if n.want_v == 1:
-                    sum_v.save(dv, v_at, n.v_r, count, n.value_dim)
+        for thread in range(t.threads(programs)):
+            p = t.program(thread, space, n.size, n.chunks)
+            if p.is_one_of(programs):
+                program = p.id
+                part = program % n.parts
+                kv, b = program // n.parts % n.kv_heads, program // n.parts // n.kv_heads
+                groups = n.heads // n.kv_heads
+                qs, dos = p.packed(t.queries, n.dim), p.packed(t.queries, n.value_dim)
+                ks, vs = p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
+                turned_k, turned_v = p.right(ks, n.dim), p.right(vs, n.value_dim)
+                s, ds = p.scores(t.queries, t.keys), p.scores(t.queries, t.keys)
+                sum_k, sum_v = p.sums(t.keys, n.dim), p.sums(t.keys, n.value_dim)
+                sum_q = p.packed_sums(t.queries, n.dim, dq)
+                key_tiles = (n.keys + (t.keys - 1)) // t.keys
+                for step in range((key_tiles - part + (n.parts - 1)) // n.parts):
+                    # Every parts-th tile, so that under a causal mask no part has all the long ones.
+                    tile = part + step * n.parts
+                    j = tile * t.keys
+                    count = ti.min(t.keys, n.keys - j)
+                    k_at, v_at = b * n.k_b + kv * n.k_h + j * n.k_r, b * n.v_b + kv * n.v_h + j * n.v_r
+                    ks.load(k, k_at, n.k_r, n.skip - j, ti.min(count, n.stop - j), n.dim)
+                    vs.load(v, v_at, n.v_r, n.skip - j, ti.min(count, n.stop - j), n.value_dim)
+                    if n.has_mask == 1:
+                        ks.hide(key_mask, b * n.keys + j, count)
+                        vs.hide(key_mask, b * n.keys + j, count)
+                    turned_k.turn(ks)
+                    turned_v.turn(vs)
+                    if n.want_k == 1:
+                        sum_k.clear(k_at, n.k_r, count, n.dim)
+                    if n.want_v == 1:
+                        sum_v.clear(v_at, n.v_r, count, n.value_dim)
+                    for g in range(groups):
+                        h = kv * groups + g
+                        f = Scores(
+                            t,
+                            which,
+                            named(key_mask=key_mask, bias=bias, shift=shift, factor=factor, delta=delta),
+                            n,
+                            b,
+                            h,
+                        )
+                        for query_tile in range(first_query(n, j, t.queries), last_query(n, j, count, t.queries)):
+                            i = query_tile * t.queries
+                            rows = ti.min(t.queries, n.queries - i)
+                            q_at = b * n.q_b + h * n.q_h + query_tile * n.q_t
+                            o_at = b * n.o_b + h * n.o_h + query_tile * n.o_t
+                            qs.load(q, q_at, n.q_r, 0, rows, n.dim)
+                            dos.load(dout, o_at, n.o_r, 0, rows, n.value_dim)
+                            qs.hide(factor, f.rows + i, rows)
+                            dos.hide(factor, f.rows + i, rows)
+                            band = f.band(i, j)
+                            s.along(qs, turned_k, n.dim, band)
+                            if n.want_k == 1 or n.want_q == 1:
+                                ds.along(dos, turned_v, n.value_dim, band)
+                                s.differentiate(ds, f, i, rows, j)
+                            else:
+                                s.weigh(f, i, rows, j)
+                            if n.want_v == 1:
+                                sum_v.add_across(s, dos, v_at, n.v_r, count, n.value_dim, band)
+                            if n.want_k == 1:
+                                sum_k.add_across(ds, qs, k_at, n.k_r, count, n.dim, band)
+                            if n.want_q == 1:
+                                sum_q.add_down(ds, ks, part * n.batch * n.q_b + q_at, n.q_r, rows, n.dim, band)
+                    if n.want_k == 1:
+                        sum_k.save(dk, k_at, n.k_r, count, n.dim)
+                    if n.want_v == 1:
+                        sum_v.save(dv, v_at, n.v_r, count, n.value_dim)
 
     return attention_backward_keys
 
@@ -283,45 +300,49 @@ def backward_queries(t, which):
 
     @ti.kernel
     def attention_backward_queries(
-        q: t.Array, k: t.Array, v: t.Array, dout: t.Array, key_mask: t.Array, bias: t.Array, shift: t.Array,
-        factor: t.Array, delta: t.Array, dq: t.Array, space: t.Array, n: Numbers, programs: ti.i32,
+        q: t.Rows, k: t.Rows, v: t.Rows, dout: t.Rows, key_mask: t.Array, bias: t.Array, shift: t.Array,
+        factor: t.Array, delta: t.Array, dq: t.Rows, space: t.Array, n: Numbers, programs: ti.i32,
     ):  # fmt: skip
         ti.loop_config(block_dim=t.lanes)
-        for program in range(t.threads(programs)):
-            p = t.program(program, space, n.size)
-            tiles = (n.queries + (t.queries - 1)) // t.queries
-            h, b = program // tiles % n.heads, program // tiles // n.heads
-            i = program % tiles * t.queries
-            rows = ti.min(t.queries, n.queries - i)
-            f = Scores(t, which, named(key_mask=key_mask, bias=bias, shift=shift, factor=factor, delta=delta), n, b, h)
-            qs, dos = p.tile(t.queries, n.dim), p.tile(t.queries, n.value_dim)
-            ks, vs = p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
-            turned_k, turned_v = p.right(ks, n.dim), p.right(vs, n.value_dim)
-            s, ds = p.tile(t.queries, t.keys), p.tile(t.queries, t.keys)
-            sum_q = p.sums(t.queries, n.dim, dq)
-            q_at = b * n.q_b + h * n.q_h + i * n.q_r
-            qs.load(q, q_at, n.q_r, 0, rows, n.dim)
-            dos.load(dout, b * n.o_b + h * n.o_h + i * n.o_r, n.o_r, 0, rows, n.value_dim)
-            qs.hide(factor, f.rows + i, rows)
-            dos.hide(factor, f.rows + i, rows)
-            sum_q.clear(q_at, n.q_r, rows, n.dim)
-            kv = h // (n.heads // n.kv_heads)
-            for tile in range(first_key(n, i, t.keys), last_key(n, i, rows, t.keys)):
-                j = tile * t.keys
-                count = ti.min(t.keys, n.stop - j)
-                ks.load(k, b * n.k_b + kv * n.k_h + j * n.k_r, n.k_r, n.skip - j, count, n.dim)
-                vs.load(v, b * n.v_b + kv * n.v_h + j * n.v_r, n.v_r, n.skip - j, count, n.value_dim)
-                if n.has_mask == 1:
-                    ks.hide(key_mask, b * n.keys + j, count)
-                    vs.hide(key_mask, b * n.keys + j, count)
-                turned_k.turn(ks)
-                turned_v.turn(vs)
-                band = f.band(i, j)
-                s.along(qs, turned_k, n.dim, band)
-                ds.along(dos, turned_v, n.value_dim, band)
-                s.differentiate(ds, f, i, rows, j)
-                sum_q.add_down(ds, ks, q_at, n.q_r, rows, n.dim, band)
-            sum_q.save(dq, q_at, n.q_r, rows, n.dim)
+        for thread in range(t.threads(programs)):
+            p = t.program(thread, space, n.size, n.chunks)
+            if p.is_one_of(programs):
+                program = p.id
+                tiles = (n.queries + (t.queries - 1)) // t.queries
+                h, b = program // tiles % n.heads, program // tiles // n.heads
+                i = program % tiles * t.queries
+                rows = ti.min(t.queries, n.queries - i)
+                f = Scores(
+                    t, which, named(key_mask=key_mask, bias=bias, shift=shift, factor=factor, delta=delta), n, b, h
+                )
+                qs, dos = p.tile(t.queries, n.dim), p.tile(t.queries, n.value_dim)
+                ks, vs = p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
+                turned_k, turned_v = p.right(ks, n.dim), p.right(vs, n.value_dim)
+                s, ds = p.scores(t.queries, t.keys), p.scores(t.queries, t.keys)
+                sum_q = p.sums(t.queries, n.dim)
+                q_at = b * n.q_b + h * n.q_h + i * n.q_r
+                qs.load(q, q_at, n.q_r, 0, rows, n.dim)
+                dos.load(dout, b * n.o_b + h * n.o_h + i * n.o_r, n.o_r, 0, rows, n.value_dim)
+                qs.hide(factor, f.rows + i, rows)
+                dos.hide(factor, f.rows + i, rows)
+                sum_q.clear(q_at, n.q_r, rows, n.dim)
+                kv = h // (n.heads // n.kv_heads)
+                for tile in range(first_key(n, i, t.keys), last_key(n, i, rows, t.keys)):
+                    j = tile * t.keys
+                    count = ti.min(t.keys, n.stop - j)
+                    ks.load(k, b * n.k_b + kv * n.k_h + j * n.k_r, n.k_r, n.skip - j, count, n.dim)
+                    vs.load(v, b * n.v_b + kv * n.v_h + j * n.v_r, n.v_r, n.skip - j, count, n.value_dim)
+                    if n.has_mask == 1:
+                        ks.hide(key_mask, b * n.keys + j, count)
+                        vs.hide(key_mask, b * n.keys + j, count)
+                    turned_k.turn(ks)
+                    turned_v.turn(vs)
+                    band = f.band(i, j)
+                    s.along(qs, turned_k, n.dim, band)
+                    ds.along(dos, turned_v, n.value_dim, band)
+                    s.differentiate(ds, f, i, rows, j)
+                    sum_q.add_down(ds, ks, q_at, n.q_r, rows, n.dim, band)
+                sum_q.save(dq, q_at, n.q_r, rows, n.dim)
 
     return attention_backward_queries
 
@@ -334,59 +355,66 @@ def backward_bias(t, which):
 
     @ti.kernel
     def attention_backward_bias(
-        q: t.Array, k: t.Array, v: t.Array, dout: t.Array, key_mask: t.Array, bias: t.Array, shift: t.Array,
+        q: t.Rows, k: t.Rows, v: t.Rows, dout: t.Rows, key_mask: t.Array, bias: t.Array, shift: t.Array,
         factor: t.Array, delta: t.Array, dbias: t.Array, space: t.Array, n: Numbers, spread: Spread, programs: ti.i32,
     ):  # fmt: skip
         ti.loop_config(block_dim=t.lanes)
-        for program in range(t.threads(programs)):
-            p = t.program(program, space, n.size)
-            qs, dos = p.tile(t.queries, n.dim), p.tile(t.queries, n.value_dim)
-            ks, vs = p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
-            turned_k, turned_v = p.right(ks, n.dim), p.right(vs, n.value_dim)
-            s, ds = p.tile(t.queries, t.keys), p.tile(t.queries, t.keys)
-            sums = p.folded(t.queries, t.keys)
-            column, line = program % spread.columns, program // spread.columns % spread.lines
-            own_h = program // spread.columns // spread.lines % spread.heads
-            own_b = program // spread.columns // spread.lines // spread.heads
-            sums.begin()
-            rows, count = 0, 0
-            for b in range(own_b, own_b + spread.pass_b):
-                for h in range(own_h, own_h + spread.pass_h):
-                    kv = h // (n.heads // n.kv_heads)
-                    f = Scores(
-                        t, which, named(key_mask=key_mask, bias=bias, shift=shift, factor=factor, delta=delta), n, b, h
-                    )
-                    for query_tile in range(line, line + spread.pass_q):
-                        i = query_tile * t.queries
-                        rows = ti.min(t.queries, n.queries - i)
-                        qs.load(q, b * n.q_b + h * n.q_h + i * n.q_r, n.q_r, 0, rows, n.dim)
-                        dos.load(dout, b * n.o_b + h * n.o_h + i * n.o_r, n.o_r, 0, rows, n.value_dim)
-                        qs.hide(factor, f.rows + i, rows)
-                        dos.hide(factor, f.rows + i, rows)
-                        for key_tile in range(column, column + spread.pass_k):
-                            j = key_tile * t.keys
-                            count = ti.min(t.keys, n.keys - j)
-                            seen = ti.min(count, n.stop - j)
-                            ks.load(k, b * n.k_b + kv * n.k_h + j * n.k_r, n.k_r, n.skip - j, seen, n.dim)
-                            vs.load(v, b * n.v_b + kv * n.v_h + j * n.v_r, n.v_r, n.skip - j, seen, n.value_dim)
-                            if n.has_mask == 1:
-                                ks.hide(key_mask, b * n.keys + j, count)
-                                vs.hide(key_mask, b * n.keys + j, count)
-                            turned_k.turn(ks)
-                            turned_v.turn(vs)
-                            band = f.band(i, j)
-                            s.along(qs, turned_k, n.dim, band)
-                            ds.along(dos, turned_v, n.value_dim, band)
-                            ds.bias_gradients(s, f, i, rows, j)
-                            sums.fold(ds, spread.fold_q, spread.fold_k)
-            at = own_b * spread.step_b + own_h * spread.step_h
-            at += line * t.queries * spread.step_q + column * t.keys * spread.step_k
-            sums.write(
-                dbias,
-                at,
-                spread.step_q,
-                ti.select(spread.fold_q == 1, 1, rows),
-                ti.select(spread.fold_k == 1, 1, count),
-            )
+        for thread in range(t.threads(programs)):
+            p = t.program(thread, space, n.size, n.chunks)
+            if p.is_one_of(programs):
+                program = p.id
+                qs, dos = p.tile(t.queries, n.dim), p.tile(t.queries, n.value_dim)
+                ks, vs = p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
+                turned_k, turned_v = p.right(ks, n.dim), p.right(vs, n.value_dim)
+                s, ds = p.scores(t.queries, t.keys), p.scores(t.queries, t.keys)
+                sums = p.folded(t.queries, t.keys)
+                column, line = program % spread.columns, program // spread.columns % spread.lines
+                own_h = program // spread.columns // spread.lines % spread.heads
+                own_b = program // spread.columns // spread.lines // spread.heads
+                sums.begin()
+                rows, count = 0, 0
+                for b in range(own_b, own_b + spread.pass_b):
+                    for h in range(own_h, own_h + spread.pass_h):
+                        kv = h // (n.heads // n.kv_heads)
+                        f = Scores(
+                            t,
+                            which,
+                            named(key_mask=key_mask, bias=bias, shift=shift, factor=factor, delta=delta),
+                            n,
+                            b,
+                            h,
+                        )
+                        for query_tile in range(line, line + spread.pass_q):
+                            i = query_tile * t.queries
+                            rows = ti.min(t.queries, n.queries - i)
+                            qs.load(q, b * n.q_b + h * n.q_h + i * n.q_r, n.q_r, 0, rows, n.dim)
+                            dos.load(dout, b * n.o_b + h * n.o_h + i * n.o_r, n.o_r, 0, rows, n.value_dim)
+                            qs.hide(factor, f.rows + i, rows)
+                            dos.hide(factor, f.rows + i, rows)
+                            for key_tile in range(column, column + spread.pass_k):
+                                j = key_tile * t.keys
+                                count = ti.min(t.keys, n.keys - j)
+                                seen = ti.min(count, n.stop - j)
+                                ks.load(k, b * n.k_b + kv * n.k_h + j * n.k_r, n.k_r, n.skip - j, seen, n.dim)
+                                vs.load(v, b * n.v_b + kv * n.v_h + j * n.v_r, n.v_r, n.skip - j, seen, n.value_dim)
+                                if n.has_mask == 1:
+                                    ks.hide(key_mask, b * n.keys + j, count)
+                                    vs.hide(key_mask, b * n.keys + j, count)
+                                turned_k.turn(ks)
+                                turned_v.turn(vs)
+                                band = f.band(i, j)
+                                s.along(qs, turned_k, n.dim, band)
+                                ds.along(dos, turned_v, n.value_dim, band)
+                                ds.bias_gradients(s, f, i, rows, j)
+                                sums.fold(ds, spread.fold_q, spread.fold_k)
+                at = own_b * spread.step_b + own_h * spread.step_h
+                at += line * t.queries * spread.step_q + column * t.keys * spread.step_k
+                sums.write(
+                    dbias,
+                    at,
+                    spread.step_q,
+                    ti.select(spread.fold_q == 1, 1, rows),
+                    ti.select(spread.fold_k == 1, 1, count),
+                )
 
     return attention_backward_bias

@@ -1,8 +1,8 @@
 """How attention is laid over launches: which kernels run, over how many programs, with what memory.
 
 On a CPU dq, dk and dv come from one pass of five products: a program takes a key head (or a part of its keys, where
-there are fewer key heads than cores), and adds to dq as it goes, to a private dq for each part. On a GPU, where a
-private dq for each tile of keys would not fit, dq has a launch of its own.
+there are fewer key heads than cores), and adds to dq as it goes, to a private dq for each part. A GPU wants many more
+programs: where a private dq for each would take too much memory, dq has a launch of its own there.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ from tkern import arrays, runtime
 from tkern.errors import SizeLimitError
 from tkern.launch import Group, Launch
 from tkern.ops.attention.options import Inputs, Options
+from tkern.ops.attention.sizes import sizes_for
 
 __all__ = ["Work"]
 
 # Private dqs of a CPU launch take at most this much beside the first.
 _MOST_PARTS_BYTES = 32 * 2**20
+# A Vulkan device in software (Mesa's) ends a lane's loops, silently, after so many steps in all.
+_LOOP_LIMIT = 65535
+# Threads of a launch whose number of programs is known only at run time, on Vulkan and Metal.
+_VULKAN_THREADS = 131072
 
 
 class Work:
@@ -32,9 +37,12 @@ class Work:
         self._inputs = inputs
         self._options = options
         self._backend = backend
-        _refuse_long_loops(inputs, options, backend)
-        self._words = tile_words(backend)
-        self._q, self._k, self._v = (one.argument(backend) for one in (inputs.q, inputs.k, inputs.v))
+        self._sizes = sizes_for(backend, inputs)
+        # Whether rows are read four floats at a time.
+        self._fours = self._sizes is not None and self._sizes.fours and inputs.dim % 4 == inputs.value_dim % 4 == 0
+        self._words = tile_words(backend, self._sizes)
+        _refuse_long_loops(inputs, options, backend, self._words)
+        self._q, self._k, self._v = (self._rows_of(one.argument(backend)) for one in (inputs.q, inputs.k, inputs.v))
         nothing = arrays.zeros(1, backend)
         self._bias = nothing if options.bias is None else options.bias.argument(backend)
         mask = options.key_mask
@@ -51,10 +59,11 @@ class Work:
 
     def add_statistics(self, launch: Launch, lse: Any) -> None:
         """Add what makes m, 1/l and lse."""
+        programs = self._query_programs()
         launch.add(
-            self._kernel("statistics", stats=False, delta=False),
+            self._kernel("statistics", programs, stats=False, delta=False),
             self._q, self._k, self._mask, self._bias, self._shift, self._factor, lse, self._space,
-            self._pack(), self._query_programs(),
+            self._pack(), programs,
         )  # fmt: skip
 
     def add_recall(self, launch: Launch, lse: arrays.Input) -> None:
@@ -66,19 +75,21 @@ class Work:
 
     def add_output(self, launch: Launch, out: Any) -> None:
         """Add what makes out."""
+        chunks = self._chunks(self._inputs.value_dim)
+        programs = self._query_programs() * chunks
         launch.add(
-            self._kernel("output", stats=True, delta=False),
-            self._q, self._k, self._v, self._mask, self._bias, self._shift, self._factor, out, self._space,
-            self._pack(), self._query_programs(),
+            self._kernel("output", programs, stats=True, delta=False),
+            self._q, self._k, self._v, self._mask, self._bias, self._shift, self._factor,
+            self._rows_of(out), self._space, self._pack(chunks=chunks), programs,
         )  # fmt: skip
 
     def add_correction(self, launch: Launch, out: Any, dout: arrays.Input, dlse: arrays.Input | None) -> None:
         """Add what makes Δ."""
-        self._dout = dout.argument(self._backend)
+        self._dout = self._rows_of(dout.argument(self._backend))
         given = arrays.zeros(1, self._backend) if dlse is None else dlse.argument(self._backend)
         launch.add(
             self._kernel("correction"),
-            out,
+            self._rows_of(out),
             self._dout,
             given,
             self._delta,
@@ -90,46 +101,72 @@ class Work:
 
     def add_gradients(self, launch: Launch, wanted: dict[str, Any]) -> None:
         """Add what makes the gradients in ``wanted``, by name."""
-        others = "k" in wanted or "v" in wanted
-        together = self._words.one_pass and others and "q" in wanted
-        if others:
-            self._add_keys(launch, wanted, together)
-        if "q" in wanted and not together:
+        made = set()
+        if "k" in wanted or "v" in wanted:
+            add = self._add_packed_keys if self._words.packs else self._add_keys
+            made = add(launch, wanted)
+        if "q" in wanted and "q" not in made:
+            chunks = self._chunks(self._inputs.dim)
+            programs = self._query_programs() * chunks
             launch.add(
-                self._kernel("backward_queries", stats=True, delta=True),
-                *self._arguments(), wanted["q"], self._space, self._pack(), self._query_programs(),
+                self._kernel("backward_queries", programs, stats=True, delta=True),
+                *self._arguments(), self._rows_of(wanted["q"]), self._space, self._pack(chunks=chunks), programs,
             )  # fmt: skip
         if "bias" in wanted:
             self._add_bias(launch, wanted["bias"])
 
-    def _add_keys(self, launch: Launch, wanted: dict[str, Any], together: bool) -> None:
+    def _add_keys(self, launch: Launch, wanted: dict[str, Any]) -> set[str]:
+        """Add what makes dk and dv, and dq too where private ones of it fit into memory; return what is made."""
+        from tkern.lang import columns
+
+        size, sizes = self._inputs, self._sizes
+        assert sizes is not None
+        heads = size.batch * size.kv_heads
+        tiles = -(-size.keys // self._words.keys)
+        chunks = self._chunks(max(size.dim if "k" in wanted else 1, size.value_dim if "v" in wanted else 1))
+        parts, count = min(tiles, -(-sizes.resident // (heads * chunks))), math.prod(size.q.shape)
+        together = "q" in wanted and parts * count <= sizes.most_parts
+        parts = parts if together else tiles
+        dq = nothing = arrays.zeros(4, self._backend)
+        if together:
+            chunks = self._chunks(max(size.dim, size.value_dim))
+            dq = wanted["q"] if parts == 1 else _own(parts * count, self._backend)
+            programs = -(-parts * count // 4096)
+            launch.add(self._kernel("clear", programs), dq, parts * count, programs)
+        programs = heads * parts * chunks
+        launch.add(
+            self._kernel("backward_keys", programs, stats=True, delta=True),
+            *self._arguments(), self._rows_of(dq), *(self._rows_of(wanted.get(name, nothing)) for name in "kv"),
+            self._space, self._pack(chunks=chunks, parts=parts, **_wants(wanted, together)), programs,
+        )  # fmt: skip
+        if together and parts > 1:
+            launch.add(columns.sum_kernel(self._backend, count), dq, wanted["q"], parts, count, count)
+        return {"q"} if together else set()
+
+    def _add_packed_keys(self, launch: Launch, wanted: dict[str, Any]) -> set[str]:
+        """Add what makes dk, dv and dq in one pass over packed q and dout; return what is made beside dk and dv."""
         size = self._inputs
         heads = size.batch * size.kv_heads
-        parts = -(-size.keys // self._words.keys)
+        together = "q" in wanted
         nothing = arrays.zeros(1, self._backend)
-        q, dout, dq = self._q, self._dout, nothing
-        changes: dict[str, int] = {}
-        if self._words.packs:
-            q, q_steps = self._packed(launch, self._q, "q", size.dim)
-            dout, o_steps = self._packed(launch, self._dout, "o", size.value_dim)
-            tiles = -(-size.queries // self._words.queries)
-            for name, steps in ("q", q_steps), ("o", o_steps):
-                head = tiles * steps.values["tile"]
-                changes |= {f"{name}_b": size.heads * head, f"{name}_h": head, f"{name}_t": steps.values["tile"]}
-            count = size.batch * changes["q_b"]
-            most = 1 + _MOST_PARTS_BYTES // (4 * count)
-            parts = max(1, min(parts, -(-2 * (os.cpu_count() or 1) // heads), most))
+        q, q_steps = self._packed(launch, self._q, "q", size.dim)
+        dout, o_steps = self._packed(launch, self._dout, "o", size.value_dim)
+        tiles = -(-size.queries // self._words.queries)
+        changes = {}
+        for name, steps in ("q", q_steps), ("o", o_steps):
+            head = tiles * steps.values["tile"]
+            changes |= {f"{name}_b": size.heads * head, f"{name}_h": head, f"{name}_t": steps.values["tile"]}
+        count = size.batch * changes["q_b"]
+        most = 1 + _MOST_PARTS_BYTES // (4 * count)
+        parts = max(1, min(-(-size.keys // self._words.keys), -(-2 * (os.cpu_count() or 1) // heads), most))
+        dq = nothing
         if together:
             dq = _own(parts * count, self._backend)
             launch.add(self._kernel("clear"), dq, parts * count, -(-parts * count // 4096))
         launch.add(
             self._kernel("backward_keys", stats=True, delta=True),
-            q, self._k, self._v, dout, *self._others(), dq,
-            wanted.get("k", nothing), wanted.get("v", nothing), self._space,
-            self._pack(
-                **changes, parts=parts, want_q=int(together), want_k=int("k" in wanted), want_v=int("v" in wanted)
-            ),
-            heads * parts,
+            q, self._k, self._v, dout, *self._others(), dq, wanted.get("k", nothing), wanted.get("v", nothing),
+            self._space, self._pack(**changes, parts=parts, **_wants(wanted, together)), heads * parts,
         )  # fmt: skip
         if together:
             launch.add(
@@ -137,6 +174,7 @@ class Work:
                 dq, wanted["q"], self._space, self._pack(parts=parts), q_steps, self._base["size"],
                 self._query_programs(),
             )  # fmt: skip
+        return {"q"} if together else set()
 
     def _packed(self, launch: Launch, given: Any, name: str, cols: int) -> tuple[Any, Any]:
         """Add what packs ``given``; return the packed array, and its steps."""
@@ -174,9 +212,10 @@ class Work:
             heads=own_h, lines=lines, columns=across, pass_b=pass_b, pass_h=pass_h, pass_q=pass_q, pass_k=pass_k,
             fold_q=fold_q, fold_k=fold_k, step_b=own_h * rows * cols, step_h=rows * cols, step_q=cols, step_k=1,
         )  # fmt: skip
+        programs = own_b * own_h * lines * across
         launch.add(
-            self._kernel("backward_bias", stats=True, delta=True),
-            *self._arguments(), target, self._space, self._pack(), spread, own_b * own_h * lines * across,
+            self._kernel("backward_bias", programs, stats=True, delta=True),
+            *self._arguments(), target, self._space, self._pack(), spread, programs,
         )  # fmt: skip
         if total != made:
             launch.add(columns.sum_kernel(self._backend, total), target, dbias, made // total, total, total)
@@ -195,13 +234,24 @@ class Work:
         programs: int = -(-self._rows // self._words.rows_each)
         return programs
 
-    def _kernel(self, name: str, **which: bool) -> Any:
+    def _rows_of(self, argument: Any) -> Any:
+        """Return an argument of rows as the kernels take it."""
+        return arrays.as_fours(argument) if self._fours else argument
+
+    def _chunks(self, columns: int) -> int:
+        """Return how many programs share the ``columns`` of a sum."""
+        return -(-columns // self._words.width)
+
+    def _kernel(self, name: str, programs: int = 0, **which: bool) -> Any:
         from tkern.lang import compiled
+        from tkern.lang.tiles import tile_words
         from tkern.ops.attention import kernel
 
+        launched = 0 if self._sizes is None else self._sizes.launched_for(programs)
+        words = tile_words(self._backend, self._sizes, launched, self._fours)
         if not which:
-            return compiled(getattr(kernel, name), self._words)
-        return compiled(_with(getattr(kernel, name), tuple(which.items())), self._words)
+            return compiled(getattr(kernel, name), words)
+        return compiled(_with(getattr(kernel, name), tuple(which.items())), words)
 
     def _pack(self, **changes: int) -> Any:
         from tkern.ops.attention import scores
@@ -236,7 +286,7 @@ class Work:
             "skip": max(0, o.offset - o.left), "stop": max(0, min(n.keys, n.queries + o.offset + o.right)),
             "offset": o.offset, "left": o.left, "right": o.right,
             "has_bias": int(o.bias is not None), "has_mask": int(o.key_mask is not None),
-            "want_q": 0, "want_k": 0, "want_v": 0, "parts": 1, "size": size,
+            "want_q": 0, "want_k": 0, "want_v": 0, "parts": 1, "size": size, "chunks": 1,
             "scale": o.scale, "softcap": o.softcap, "nothing": -math.inf,
         }  # fmt: skip
 
@@ -249,23 +299,34 @@ class Work:
         return total
 
 
-def _refuse_long_loops(inputs: Inputs, options: Options, backend: str) -> None:
+def _wants(wanted: dict[str, Any], together: bool) -> dict[str, int]:
+    return {"want_q": int(together), "want_k": int("k" in wanted), "want_v": int("v" in wanted)}
+
+
+def _refuse_long_loops(inputs: Inputs, options: Options, backend: str, words: Any) -> None:
     """Refuse sizes at which a Vulkan device in software would end a lane's loops before they are done."""
     if backend == "cpu" or not runtime.backend(backend).in_software:
         return
-    from tkern.lang.tiles_gpu import LOOP_LIMIT
-
-    each = 2 * (-(-inputs.dim // 8) - (-inputs.value_dim // 8)) + 3
-    passes = max(inputs.keys, inputs.queries * (inputs.heads // inputs.kv_heads))
+    query_tiles, key_tiles = -(-inputs.queries // words.queries), -(-inputs.keys // words.keys)
+    group = inputs.heads // inputs.kv_heads
+    pairs = max(key_tiles, group * query_tiles)
     if options.bias is not None:
         b, h, rows, cols = options.bias_sizes
-        across = (1 if rows == inputs.queries else inputs.queries) * (1 if cols == inputs.keys else inputs.keys)
-        passes = max(passes, across * (inputs.batch if b == 1 else 1) * (inputs.heads if h == 1 else 1))
-    if passes * each > LOOP_LIMIT:
+        across = (1 if rows == inputs.queries else query_tiles) * (1 if cols == inputs.keys else key_tiles)
+        pairs = max(pairs, across * (inputs.batch if b == 1 else 1) * (inputs.heads if h == 1 else 1))
+    slices = -(-inputs.dim // words.slice) - (-inputs.value_dim // words.slice)
+    streamed = slices * (1 + words.slice // 4)
+    added = 2 * (max(words.queries, words.keys) // words.slice) * (1 + words.slice)
+    # A workgroup takes several programs where there are more than a launch has threads.
+    tiles = group * query_tiles if query_tiles > key_tiles else key_tiles
+    chunks = -(-max(inputs.dim, inputs.value_dim) // words.width)
+    rounds = -(-inputs.batch * inputs.heads * tiles * chunks * words.lanes // _VULKAN_THREADS)
+    steps = rounds * pairs * (streamed + added + 4)
+    if steps > _LOOP_LIMIT:
         raise SizeLimitError(
             argument="q",
-            expected=f"at most {LOOP_LIMIT} steps of a loop on a {backend} device in software",
-            got=f"{passes * each}",
+            expected=f"at most {_LOOP_LIMIT} steps of a loop on a {backend} device in software",
+            got=f"{steps}",
             hint="such a device ends longer loops in silence; use the cpu backend, or shorter sequences",
         )
 

@@ -47,6 +47,13 @@ class Scores:
         self.which = which
         self.arrays = arrays
         self.n = numbers
+        # Read once: a kernel's numbers lie in memory, and a score waits for them.
+        self.scale, self.softcap = value(numbers.scale), value(numbers.softcap)
+        self.has_bias, self.has_mask, self.bias_k = (
+            value(numbers.has_bias),
+            value(numbers.has_mask),
+            value(numbers.bias_k),
+        )
         self.rows = value((batch * numbers.heads + head) * numbers.queries)
         self.mask_at = value(batch * numbers.keys)
         self.bias_at = value(batch * numbers.bias_b + head * numbers.bias_h)
@@ -77,27 +84,27 @@ class Scores:
     @ti.func
     def raw(self, s):
         """Return scale·s, softcapped, and the derivative of that by s."""
-        x = s * self.n.scale
-        slope = self.t.all(self.n.scale)
-        if self.n.softcap > 0.0:
+        x = s * self.scale
+        slope = self.t.all(self.scale)
+        if self.softcap > 0.0:
             # tanh y = 1 − 2/(exp 2y + 1); beyond ±40 it is ±1 to the last bit.
-            y = x * (1.0 / self.n.softcap)
+            y = x * (1.0 / self.softcap)
             y = ti.select(y > 40.0, 40.0, ti.select(y < -40.0, -40.0, y))
             tanh = 1.0 - 2.0 / (self.t.exp(y * 2.0) + 1.0)
-            x = tanh * self.n.softcap
-            slope = (1.0 - tanh * tanh) * self.n.scale
+            x = tanh * self.softcap
+            slope = (1.0 - tanh * tanh) * self.scale
         return x, slope
 
     @ti.func
     def masked(self, row, columns, x):
         """Return scores with their bias, LOWEST where the key is hidden."""
-        if self.n.has_bias == 1:
-            if self.n.bias_k == 1:
+        if self.has_bias == 1:
+            if self.bias_k == 1:
                 x = x + self.t.some(self.arrays.bias, row.bias + columns.first, self.n.keys - columns.first)
             else:
                 x = x + self.t.all(self.t.scalar(self.arrays.bias, row.bias))
             x = ti.select(x < LOWEST, LOWEST, x)
-        if self.n.has_mask == 1:
+        if self.has_mask == 1:
             seen = self.t.some(self.arrays.key_mask, self.mask_at + columns.first, self.n.keys - columns.first)
             x = ti.select(seen > 0.5, x, LOWEST)
         # Most columns lie inside: a branch is cheaper than comparing each of them.
@@ -190,6 +197,8 @@ Numbers = ti.types.struct(
     want_v=ti.i32,
     parts=ti.i32,
     size=ti.i32,
+    # Programs that share the columns of a sum.
+    chunks=ti.i32,
     scale=ti.f32,
     softcap=ti.f32,
     nothing=ti.f32,
