@@ -218,7 +218,7 @@ def as_fours(argument: Any) -> Any:
 def _fours_class() -> type:
     ti = sys.modules["taichi"]
 
-    class Fours(ti.Ndarray):  # type: ignore[misc]
+    class Fours(ti.Ndarray):  # type: ignore[misc, name-defined]
         """The memory of a ``ti.ndarray`` of floats as vectors of 4, which Taichi has no word for."""
 
         def __init__(self, whole: Any) -> None:

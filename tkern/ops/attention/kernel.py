@@ -13,17 +13,18 @@ No matrix of scores is stored: a tile of it is made, used and forgotten. The wor
 import taichi as ti
 
 from tkern.lang.safe import LOWEST
-from tkern.ops.attention.scores import (
-    Numbers,
-    Scores,
-    Spread,
-    Steps,
+from tkern.ops.attention.places import (
+    KeyTile,
+    QueryTile,
     first_key,
     first_query,
     last_key,
     last_query,
-    named,
+    query_tile,
+    take_keys,
+    take_queries,
 )
+from tkern.ops.attention.scores import Numbers, Scores, Spread, Steps, named
 
 
 def statistics(t, which):
@@ -38,39 +39,30 @@ def statistics(t, which):
         for thread in range(t.threads(programs)):
             p = t.program(thread, space, n.size, n.chunks)
             if p.is_one_of(programs):
-                program = p.id
-                tiles = (n.queries + (t.queries - 1)) // t.queries
-                h, b = program // tiles % n.heads, program // tiles // n.heads
-                i = program % tiles * t.queries
-                rows = ti.min(t.queries, n.queries - i)
-                f = Scores(t, which, named(key_mask=key_mask, bias=bias), n, b, h)
+                at = query_tile(t, n, p.id)
+                f = Scores(t, which, named(key_mask=key_mask, bias=bias), n, at.b, at.h)
                 qs, ks = p.tile(t.queries, n.dim), p.tile(t.keys, n.dim)
                 turned = p.right(ks, n.dim)
                 s = p.scores(t.queries, t.keys)
                 running = p.running(t.queries)
-                qs.load(q, b * n.q_b + h * n.q_h + i * n.q_r, n.q_r, 0, rows, n.dim)
+                qs.load(q, at.q, n.q_r, 0, at.rows, n.dim)
                 running.begin(LOWEST)
-                kv = h // (n.heads // n.kv_heads)
-                for tile in range(first_key(n, i, t.keys), last_key(n, i, rows, t.keys)):
-                    j = tile * t.keys
-                    count = ti.min(t.keys, n.stop - j)
-                    ks.load(k, b * n.k_b + kv * n.k_h + j * n.k_r, n.k_r, n.skip - j, count, n.dim)
-                    if n.has_mask == 1:
-                        ks.hide(key_mask, b * n.keys + j, count)
+                for tile in range(first_key(n, at.i, t.keys), last_key(n, at.i, at.rows, t.keys)):
+                    key = KeyTile(t, n, at.b, at.kv, tile)
+                    take_keys(ks, k, key.k, n.k_r, n.dim, key_mask, n, key)
                     turned.turn(ks)
-                    band = f.band(i, j)
+                    band = f.band(at.i, key.j)
                     s.along(qs, turned, n.dim, band)
-                    running.follow(s, f, i, rows, j)
+                    running.follow(s, f, at.i, at.rows, key.j)
                 running.end()
-                for step in range(p.share(rows)):
+                for step in range(p.share(at.rows)):
                     r = p.own(step)
                     m, total = running.total(r)
-                    at = (b * n.heads + h) * n.queries + i + r
                     blind = total == 0.0
-                    if r < rows:
-                        t.put_scalar(shift, at, ti.select(blind, 0.0, m))
-                        t.put_scalar(factor, at, ti.select(blind, 0.0, 1.0 / total))
-                        t.put_scalar(lse, at, ti.select(blind, n.nothing, m + ti.log(total)))
+                    if r < at.rows:
+                        t.put_scalar(shift, at.row + r, ti.select(blind, 0.0, m))
+                        t.put_scalar(factor, at.row + r, ti.select(blind, 0.0, 1.0 / total))
+                        t.put_scalar(lse, at.row + r, ti.select(blind, n.nothing, m + ti.log(total)))
 
     return attention_statistics
 
@@ -87,34 +79,24 @@ def output(t, which):
         for thread in range(t.threads(programs)):
             p = t.program(thread, space, n.size, n.chunks)
             if p.is_one_of(programs):
-                program = p.id
-                tiles = (n.queries + (t.queries - 1)) // t.queries
-                h, b = program // tiles % n.heads, program // tiles // n.heads
-                i = program % tiles * t.queries
-                rows = ti.min(t.queries, n.queries - i)
-                f = Scores(t, which, named(key_mask=key_mask, bias=bias, shift=shift, factor=factor), n, b, h)
+                at = query_tile(t, n, p.id)
+                f = Scores(t, which, named(key_mask=key_mask, bias=bias, shift=shift, factor=factor), n, at.b, at.h)
                 qs, ks, vs = p.tile(t.queries, n.dim), p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
                 turned = p.right(ks, n.dim)
                 s = p.scores(t.queries, t.keys)
                 o = p.sums(t.queries, n.value_dim)
-                to = b * n.o_b + h * n.o_h + i * n.o_r
-                qs.load(q, b * n.q_b + h * n.q_h + i * n.q_r, n.q_r, 0, rows, n.dim)
-                o.clear(to, n.o_r, rows, n.value_dim)
-                kv = h // (n.heads // n.kv_heads)
-                for tile in range(first_key(n, i, t.keys), last_key(n, i, rows, t.keys)):
-                    j = tile * t.keys
-                    count = ti.min(t.keys, n.stop - j)
-                    ks.load(k, b * n.k_b + kv * n.k_h + j * n.k_r, n.k_r, n.skip - j, count, n.dim)
-                    vs.load(v, b * n.v_b + kv * n.v_h + j * n.v_r, n.v_r, n.skip - j, count, n.value_dim)
-                    if n.has_mask == 1:
-                        ks.hide(key_mask, b * n.keys + j, count)
-                        vs.hide(key_mask, b * n.keys + j, count)
+                qs.load(q, at.q, n.q_r, 0, at.rows, n.dim)
+                o.clear(at.o, n.o_r, at.rows, n.value_dim)
+                for tile in range(first_key(n, at.i, t.keys), last_key(n, at.i, at.rows, t.keys)):
+                    key = KeyTile(t, n, at.b, at.kv, tile)
+                    take_keys(ks, k, key.k, n.k_r, n.dim, key_mask, n, key)
+                    take_keys(vs, v, key.v, n.v_r, n.value_dim, key_mask, n, key)
                     turned.turn(ks)
-                    band = f.band(i, j)
+                    band = f.band(at.i, key.j)
                     s.along(qs, turned, n.dim, band)
-                    s.weigh(f, i, rows, j)
-                    o.add_down(s, vs, to, n.o_r, rows, n.value_dim, band)
-                o.save(out, to, n.o_r, rows, n.value_dim)
+                    s.weigh(f, at.i, at.rows, key.j)
+                    o.add_down(s, vs, at.o, n.o_r, at.rows, n.value_dim, band)
+                o.save(out, at.o, n.o_r, at.rows, n.value_dim)
 
     return attention_output
 
@@ -176,13 +158,10 @@ def pack(t):
     def attention_pack(a: t.Array, factor: t.Array, packed: t.Array, n: Numbers, steps: Steps, programs: ti.i32):
         ti.loop_config(block_dim=t.lanes)
         for program in range(t.threads(programs)):
-            tiles = (n.queries + (t.queries - 1)) // t.queries
-            h, b = program // tiles % n.heads, program // tiles // n.heads
-            i = program % tiles * t.queries
-            rows = ti.min(t.queries, n.queries - i)
+            at = query_tile(t, n, program)
             x = t.packed(packed, program * steps.tile, t.queries, steps.cols)
-            x.load(a, b * steps.batch + h * steps.head + i * steps.row, steps.row, 0, rows, steps.cols)
-            x.hide(factor, (b * n.heads + h) * n.queries + i, rows)
+            x.load(a, at.b * steps.batch + at.h * steps.head + at.i * steps.row, steps.row, 0, at.rows, steps.cols)
+            x.hide(factor, at.row, at.rows)
             x.mark()
 
     return attention_pack
@@ -199,14 +178,10 @@ def collect(t):
         for thread in range(t.threads(programs)):
             p = t.program(thread, space, size, 1)
             if p.is_one_of(programs):
-                program = p.id
-                tiles = (n.queries + (t.queries - 1)) // t.queries
-                h, b = program // tiles % n.heads, program // tiles // n.heads
-                i = program % tiles * t.queries
+                at = query_tile(t, n, p.id)
                 x = p.tile(t.queries, n.dim)
-                x.gather(packed, program * steps.tile, programs * steps.tile, n.parts)
-                rows = ti.min(t.queries, n.queries - i)
-                x.save(dq, b * steps.batch + h * steps.head + i * steps.row, steps.row, rows, n.dim)
+                x.gather(packed, p.id * steps.tile, programs * steps.tile, n.parts)
+                x.save(dq, at.b * steps.batch + at.h * steps.head + at.i * steps.row, steps.row, at.rows, n.dim)
 
     return attention_collect
 
@@ -227,10 +202,10 @@ def backward_keys(t, which):
         for thread in range(t.threads(programs)):
             p = t.program(thread, space, n.size, n.chunks)
             if p.is_one_of(programs):
-                program = p.id
-                part = program % n.parts
-                kv, b = program // n.parts % n.kv_heads, program // n.parts // n.kv_heads
+                part = p.id % n.parts
+                kv, b = p.id // n.parts % n.kv_heads, p.id // n.parts // n.kv_heads
                 groups = n.heads // n.kv_heads
+                known = named(key_mask=key_mask, bias=bias, shift=shift, factor=factor, delta=delta)
                 qs, dos = p.packed(t.queries, n.dim), p.packed(t.queries, n.value_dim)
                 ks, vs = p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
                 turned_k, turned_v = p.right(ks, n.dim), p.right(vs, n.value_dim)
@@ -241,56 +216,38 @@ def backward_keys(t, which):
                 for step in range((key_tiles - part + (n.parts - 1)) // n.parts):
                     # Every parts-th tile, so that under a causal mask no part has all the long ones.
                     tile = part + step * n.parts
-                    j = tile * t.keys
-                    count = ti.min(t.keys, n.keys - j)
-                    k_at, v_at = b * n.k_b + kv * n.k_h + j * n.k_r, b * n.v_b + kv * n.v_h + j * n.v_r
-                    ks.load(k, k_at, n.k_r, n.skip - j, ti.min(count, n.stop - j), n.dim)
-                    vs.load(v, v_at, n.v_r, n.skip - j, ti.min(count, n.stop - j), n.value_dim)
-                    if n.has_mask == 1:
-                        ks.hide(key_mask, b * n.keys + j, count)
-                        vs.hide(key_mask, b * n.keys + j, count)
+                    key = KeyTile(t, n, b, kv, tile)
+                    take_keys(ks, k, key.k, n.k_r, n.dim, key_mask, n, key)
+                    take_keys(vs, v, key.v, n.v_r, n.value_dim, key_mask, n, key)
                     turned_k.turn(ks)
                     turned_v.turn(vs)
                     if n.want_k == 1:
-                        sum_k.clear(k_at, n.k_r, count, n.dim)
+                        sum_k.clear(key.k, n.k_r, key.count, n.dim)
                     if n.want_v == 1:
-                        sum_v.clear(v_at, n.v_r, count, n.value_dim)
+                        sum_v.clear(key.v, n.v_r, key.count, n.value_dim)
                     for g in range(groups):
                         h = kv * groups + g
-                        f = Scores(
-                            t,
-                            which,
-                            named(key_mask=key_mask, bias=bias, shift=shift, factor=factor, delta=delta),
-                            n,
-                            b,
-                            h,
-                        )
-                        for query_tile in range(first_query(n, j, t.queries), last_query(n, j, count, t.queries)):
-                            i = query_tile * t.queries
-                            rows = ti.min(t.queries, n.queries - i)
-                            q_at = b * n.q_b + h * n.q_h + query_tile * n.q_t
-                            o_at = b * n.o_b + h * n.o_h + query_tile * n.o_t
-                            qs.load(q, q_at, n.q_r, 0, rows, n.dim)
-                            dos.load(dout, o_at, n.o_r, 0, rows, n.value_dim)
-                            qs.hide(factor, f.rows + i, rows)
-                            dos.hide(factor, f.rows + i, rows)
-                            band = f.band(i, j)
+                        f = Scores(t, which, known, n, b, h)
+                        for each in range(first_query(n, key.j, t.queries), last_query(n, key.j, key.count, t.queries)):
+                            at = QueryTile(t, n, b, h, each)
+                            take_queries(qs, q, dos, dout, factor, n, at)
+                            band = f.band(at.i, key.j)
                             s.along(qs, turned_k, n.dim, band)
                             if n.want_k == 1 or n.want_q == 1:
                                 ds.along(dos, turned_v, n.value_dim, band)
-                                s.differentiate(ds, f, i, rows, j)
+                                s.differentiate(ds, f, at.i, at.rows, key.j)
                             else:
-                                s.weigh(f, i, rows, j)
+                                s.weigh(f, at.i, at.rows, key.j)
                             if n.want_v == 1:
-                                sum_v.add_across(s, dos, v_at, n.v_r, count, n.value_dim, band)
+                                sum_v.add_across(s, dos, key.v, n.v_r, key.count, n.value_dim, band)
                             if n.want_k == 1:
-                                sum_k.add_across(ds, qs, k_at, n.k_r, count, n.dim, band)
+                                sum_k.add_across(ds, qs, key.k, n.k_r, key.count, n.dim, band)
                             if n.want_q == 1:
-                                sum_q.add_down(ds, ks, part * n.batch * n.q_b + q_at, n.q_r, rows, n.dim, band)
+                                sum_q.add_down(ds, ks, part * n.batch * n.q_b + at.q, n.q_r, at.rows, n.dim, band)
                     if n.want_k == 1:
-                        sum_k.save(dk, k_at, n.k_r, count, n.dim)
+                        sum_k.save(dk, key.k, n.k_r, key.count, n.dim)
                     if n.want_v == 1:
-                        sum_v.save(dv, v_at, n.v_r, count, n.value_dim)
+                        sum_v.save(dv, key.v, n.v_r, key.count, n.value_dim)
 
     return attention_backward_keys
 
@@ -307,42 +264,28 @@ def backward_queries(t, which):
         for thread in range(t.threads(programs)):
             p = t.program(thread, space, n.size, n.chunks)
             if p.is_one_of(programs):
-                program = p.id
-                tiles = (n.queries + (t.queries - 1)) // t.queries
-                h, b = program // tiles % n.heads, program // tiles // n.heads
-                i = program % tiles * t.queries
-                rows = ti.min(t.queries, n.queries - i)
-                f = Scores(
-                    t, which, named(key_mask=key_mask, bias=bias, shift=shift, factor=factor, delta=delta), n, b, h
-                )
+                at = query_tile(t, n, p.id)
+                known = named(key_mask=key_mask, bias=bias, shift=shift, factor=factor, delta=delta)
+                f = Scores(t, which, known, n, at.b, at.h)
                 qs, dos = p.tile(t.queries, n.dim), p.tile(t.queries, n.value_dim)
                 ks, vs = p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
                 turned_k, turned_v = p.right(ks, n.dim), p.right(vs, n.value_dim)
                 s, ds = p.scores(t.queries, t.keys), p.scores(t.queries, t.keys)
                 sum_q = p.sums(t.queries, n.dim)
-                q_at = b * n.q_b + h * n.q_h + i * n.q_r
-                qs.load(q, q_at, n.q_r, 0, rows, n.dim)
-                dos.load(dout, b * n.o_b + h * n.o_h + i * n.o_r, n.o_r, 0, rows, n.value_dim)
-                qs.hide(factor, f.rows + i, rows)
-                dos.hide(factor, f.rows + i, rows)
-                sum_q.clear(q_at, n.q_r, rows, n.dim)
-                kv = h // (n.heads // n.kv_heads)
-                for tile in range(first_key(n, i, t.keys), last_key(n, i, rows, t.keys)):
-                    j = tile * t.keys
-                    count = ti.min(t.keys, n.stop - j)
-                    ks.load(k, b * n.k_b + kv * n.k_h + j * n.k_r, n.k_r, n.skip - j, count, n.dim)
-                    vs.load(v, b * n.v_b + kv * n.v_h + j * n.v_r, n.v_r, n.skip - j, count, n.value_dim)
-                    if n.has_mask == 1:
-                        ks.hide(key_mask, b * n.keys + j, count)
-                        vs.hide(key_mask, b * n.keys + j, count)
+                take_queries(qs, q, dos, dout, factor, n, at)
+                sum_q.clear(at.q, n.q_r, at.rows, n.dim)
+                for tile in range(first_key(n, at.i, t.keys), last_key(n, at.i, at.rows, t.keys)):
+                    key = KeyTile(t, n, at.b, at.kv, tile)
+                    take_keys(ks, k, key.k, n.k_r, n.dim, key_mask, n, key)
+                    take_keys(vs, v, key.v, n.v_r, n.value_dim, key_mask, n, key)
                     turned_k.turn(ks)
                     turned_v.turn(vs)
-                    band = f.band(i, j)
+                    band = f.band(at.i, key.j)
                     s.along(qs, turned_k, n.dim, band)
                     ds.along(dos, turned_v, n.value_dim, band)
-                    s.differentiate(ds, f, i, rows, j)
-                    sum_q.add_down(ds, ks, q_at, n.q_r, rows, n.dim, band)
-                sum_q.save(dq, q_at, n.q_r, rows, n.dim)
+                    s.differentiate(ds, f, at.i, at.rows, key.j)
+                    sum_q.add_down(ds, ks, at.q, n.q_r, at.rows, n.dim, band)
+                sum_q.save(dq, at.q, n.q_r, at.rows, n.dim)
 
     return attention_backward_queries
 
@@ -362,59 +305,39 @@ def backward_bias(t, which):
         for thread in range(t.threads(programs)):
             p = t.program(thread, space, n.size, n.chunks)
             if p.is_one_of(programs):
-                program = p.id
+                known = named(key_mask=key_mask, bias=bias, shift=shift, factor=factor, delta=delta)
                 qs, dos = p.tile(t.queries, n.dim), p.tile(t.queries, n.value_dim)
                 ks, vs = p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
                 turned_k, turned_v = p.right(ks, n.dim), p.right(vs, n.value_dim)
                 s, ds = p.scores(t.queries, t.keys), p.scores(t.queries, t.keys)
                 sums = p.folded(t.queries, t.keys)
-                column, line = program % spread.columns, program // spread.columns % spread.lines
-                own_h = program // spread.columns // spread.lines % spread.heads
-                own_b = program // spread.columns // spread.lines // spread.heads
+                column, line = p.id % spread.columns, p.id // spread.columns % spread.lines
+                own_h = p.id // spread.columns // spread.lines % spread.heads
+                own_b = p.id // spread.columns // spread.lines // spread.heads
                 sums.begin()
                 rows, count = 0, 0
                 for b in range(own_b, own_b + spread.pass_b):
                     for h in range(own_h, own_h + spread.pass_h):
-                        kv = h // (n.heads // n.kv_heads)
-                        f = Scores(
-                            t,
-                            which,
-                            named(key_mask=key_mask, bias=bias, shift=shift, factor=factor, delta=delta),
-                            n,
-                            b,
-                            h,
-                        )
-                        for query_tile in range(line, line + spread.pass_q):
-                            i = query_tile * t.queries
-                            rows = ti.min(t.queries, n.queries - i)
-                            qs.load(q, b * n.q_b + h * n.q_h + i * n.q_r, n.q_r, 0, rows, n.dim)
-                            dos.load(dout, b * n.o_b + h * n.o_h + i * n.o_r, n.o_r, 0, rows, n.value_dim)
-                            qs.hide(factor, f.rows + i, rows)
-                            dos.hide(factor, f.rows + i, rows)
-                            for key_tile in range(column, column + spread.pass_k):
-                                j = key_tile * t.keys
-                                count = ti.min(t.keys, n.keys - j)
-                                seen = ti.min(count, n.stop - j)
-                                ks.load(k, b * n.k_b + kv * n.k_h + j * n.k_r, n.k_r, n.skip - j, seen, n.dim)
-                                vs.load(v, b * n.v_b + kv * n.v_h + j * n.v_r, n.v_r, n.skip - j, seen, n.value_dim)
-                                if n.has_mask == 1:
-                                    ks.hide(key_mask, b * n.keys + j, count)
-                                    vs.hide(key_mask, b * n.keys + j, count)
+                        f = Scores(t, which, known, n, b, h)
+                        for each in range(line, line + spread.pass_q):
+                            at = QueryTile(t, n, b, h, each)
+                            rows = at.rows
+                            take_queries(qs, q, dos, dout, factor, n, at)
+                            for tile in range(column, column + spread.pass_k):
+                                key = KeyTile(t, n, b, at.kv, tile)
+                                count = key.count
+                                take_keys(ks, k, key.k, n.k_r, n.dim, key_mask, n, key)
+                                take_keys(vs, v, key.v, n.v_r, n.value_dim, key_mask, n, key)
                                 turned_k.turn(ks)
                                 turned_v.turn(vs)
-                                band = f.band(i, j)
+                                band = f.band(at.i, key.j)
                                 s.along(qs, turned_k, n.dim, band)
                                 ds.along(dos, turned_v, n.value_dim, band)
-                                ds.bias_gradients(s, f, i, rows, j)
+                                ds.bias_gradients(s, f, at.i, at.rows, key.j)
                                 sums.fold(ds, spread.fold_q, spread.fold_k)
-                at = own_b * spread.step_b + own_h * spread.step_h
-                at += line * t.queries * spread.step_q + column * t.keys * spread.step_k
-                sums.write(
-                    dbias,
-                    at,
-                    spread.step_q,
-                    ti.select(spread.fold_q == 1, 1, rows),
-                    ti.select(spread.fold_k == 1, 1, count),
-                )
+                to = own_b * spread.step_b + own_h * spread.step_h
+                to += line * t.queries * spread.step_q + column * t.keys * spread.step_k
+                rows, count = ti.select(spread.fold_q == 1, 1, rows), ti.select(spread.fold_k == 1, 1, count)
+                sums.write(dbias, to, spread.step_q, rows, count)
 
     return attention_backward_bias

@@ -152,7 +152,7 @@ class Work:
         q, q_steps = self._packed(launch, self._q, "q", size.dim)
         dout, o_steps = self._packed(launch, self._dout, "o", size.value_dim)
         tiles = -(-size.queries // self._words.queries)
-        changes = {}
+        changes: dict[str, int] = {}
         for name, steps in ("q", q_steps), ("o", o_steps):
             head = tiles * steps.values["tile"]
             changes |= {f"{name}_b": size.heads * head, f"{name}_h": head, f"{name}_t": steps.values["tile"]}
@@ -240,7 +240,8 @@ class Work:
 
     def _chunks(self, columns: int) -> int:
         """Return how many programs share the ``columns`` of a sum."""
-        return -(-columns // self._words.width)
+        chunks: int = -(-columns // self._words.width)
+        return chunks
 
     def _kernel(self, name: str, programs: int = 0, **which: bool) -> Any:
         from tkern.lang import compiled

@@ -226,27 +226,3 @@ Spread = ti.types.struct(
     step_q=ti.i32,
     step_k=ti.i32,
 )
-
-
-@ti.func
-def first_key(n, i, step: ti.template()):
-    """Return the first tile of keys that query ``i`` or a later one of its tile may see."""
-    return ti.max(i + n.offset - n.left, 0) // step
-
-
-@ti.func
-def last_key(n, i, rows, step: ti.template()):
-    """Return one past the last tile of keys that queries ``i`` to ``i + rows`` may see."""
-    return (ti.max(ti.min(i + rows - 1 + n.offset + n.right, n.keys - 1), -1) + step) // step
-
-
-@ti.func
-def first_query(n, j, step: ti.template()):
-    """Return the first tile of queries that may see key ``j`` or a later one of its tile."""
-    return ti.max(j - n.offset - n.right, 0) // step
-
-
-@ti.func
-def last_query(n, j, keys, step: ti.template()):
-    """Return one past the last tile of queries that may see keys ``j`` to ``j + keys``."""
-    return (ti.max(ti.min(j + keys - 1 - n.offset + n.left, n.queries - 1), -1) + step) // step
