@@ -157,8 +157,8 @@ class Work:
             head = tiles * steps.values["tile"]
             changes |= {f"{name}_b": size.heads * head, f"{name}_h": head, f"{name}_t": steps.values["tile"]}
         count = size.batch * changes["q_b"]
-        most = 1 + _MOST_PARTS_BYTES // (4 * count)
-        parts = max(1, min(-(-size.keys // self._words.keys), -(-2 * (os.cpu_count() or 1) // heads), most))
+        most = min(-(-size.keys // self._words.keys), 1 + _MOST_PARTS_BYTES // (4 * count))
+        parts = _parts(heads, most)
         dq = nothing
         if together:
             dq = _own(parts * count, self._backend)
@@ -298,6 +298,19 @@ class Work:
         operands: int = 2 * (queries + keys) * (d + dv)
         total: int = operands + keys * (d + dv) + 3 * queries * -(-keys // 16) + 2 * queries
         return total
+
+
+def _parts(heads: int, most: int) -> int:
+    """Return into how many parts a CPU divides the keys of each head, so that its cores end together.
+
+    ``heads`` programs of equal length on c cores take ⌈heads/c⌉ turns; a part more costs a hundredth, for its own dq.
+    """
+    cores = os.cpu_count() or 1
+
+    def time(parts: int) -> float:
+        return -(-heads * parts // cores) / parts * (0.99 + 0.01 * parts)
+
+    return min(range(1, max(1, min(most, 2 * cores)) + 1), key=time)
 
 
 def _wants(wanted: dict[str, Any], together: bool) -> dict[str, int]:
