@@ -16,7 +16,7 @@ class Folded:
 
     @ti.func
     def begin(self):
-        self.tile.clear(0, 0, 0, 0)
+        self.tile.clear()
 
     @ti.func
     def fold(self, other: ti.template(), rows, columns):

@@ -36,9 +36,17 @@ class Tile:
         self.odd = variable(0)
 
     @ti.func
-    def clear(self, start, stride, count, cols):
+    def clear(self):
         for n in range(self.rows * self.panels):
             put_at(self.space, self.at + n, Vector(0.0))
+
+    @ti.func
+    def resume(self, a: ti.template(), start, stride, count, cols, again):
+        """Begin sums: with the rows of ``a`` that were saved before, or afresh."""
+        if again == 1:
+            self.load(a, start, stride, 0, count, cols)
+        else:
+            self.clear()
 
     @ti.func
     def load(self, a: ti.template(), start, stride, skip, count, cols):
@@ -105,22 +113,6 @@ class Tile:
                     store(a, to, v)
                 else:
                     store_some(a, to, left, v)
-
-    @ti.func
-    def mark(self):
-        """Write behind a packed tile whether it is finite."""
-        mark = Vector(0.0)
-        mark[0] = ti.cast(self.odd, ti.f32)
-        put_at(self.space, self.at + self.rows * self.panels, mark)
-
-    @ti.func
-    def gather(self, packed: ti.template(), start, step, parts):
-        """Set to the sum of ``parts`` packed tiles, the first at float ``start``, ``step`` floats apart."""
-        for n in range(self.rows * self.panels):
-            total = variable(vector_at(packed, (start >> 4) + n))
-            for part in range(1, parts):
-                total += vector_at(packed, ((start + part * step) >> 4) + n)
-            put_at(self.space, self.at + n, total)
 
     @ti.func
     def add_across(self, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):

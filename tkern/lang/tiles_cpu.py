@@ -7,8 +7,8 @@ sums, two vectors and one broadcast fit the sixteen registers of AVX2 (:mod:`tke
 import taichi as ti
 
 from tkern.lang.folded_cpu import Folded
+from tkern.lang.kept_cpu import KeptSums, KeptTiles
 from tkern.lang.macros import handle, macro, value
-from tkern.lang.packed_cpu import PackedSums, PackedTile
 from tkern.lang.panels_cpu import Tile, panels_of
 from tkern.lang.rows import VECTOR_WIDTH as WIDTH
 from tkern.lang.rows_cpu import Vector, load, load_scalar, load_some, store, store_scalar, store_some, tree_sum
@@ -29,14 +29,9 @@ class CpuTiles:
     keys = 112
     # Rows of numbers, one a query, that a program takes where there is little to do for each.
     rows_each = 64
-    packs = True
     # Columns of a sum that a program makes: all of them.
     width = 2**30
     key = ("cpu tiles",)
-
-    def packed_floats(self, cols):
-        """Return the floats of a packed tile of queries with ``cols`` columns."""
-        return (self.queries * -(-cols // WIDTH) + 1) * WIDTH
 
     @macro
     def threads(self, programs):
@@ -45,11 +40,6 @@ class CpuTiles:
     @macro
     def program(self, i, space, size, chunks):
         return _Program(i, space, value(ti.global_thread_idx() * size))
-
-    @macro
-    def packed(self, a, start, rows, cols):
-        """Return the packed tile at float ``start`` of ``a``, to be filled."""
-        return Tile(a, value(start >> 4), rows, value(panels_of(cols)))
 
     @macro
     def scalar(self, a, at):
@@ -127,14 +117,25 @@ class _Program:
         return made
 
     @macro
-    def packed(self, rows, cols):
-        """Return a packed tile, to be read."""
-        return PackedTile(rows, value(panels_of(cols)))
+    def kept(self, rows, cols, places):
+        """Return ``places`` for operands that are read again and again."""
+        panels = value(panels_of(cols))
+        made = KeptTiles(self.space, value(self.base + self.used), rows, panels)
+        self.used = value(self.used + places * (rows * panels + 1))
+        return made
 
     @macro
-    def packed_sums(self, rows, cols, out):
-        """Return sums that lie packed in ``out``."""
-        return PackedSums(rows, value(panels_of(cols)), out)
+    def kept_sums(self, rows, cols, places, out):
+        """Return ``places`` for sums that end up in ``out``."""
+        panels = value(panels_of(cols))
+        made = KeptSums(self.space, value(self.base + self.used), rows, panels, out)
+        self.used = value(self.used + places * (rows * panels))
+        return made
+
+    @macro
+    def keeps(self, places):
+        """Return how many of the places are to be filled and emptied: all of them."""
+        return places
 
     @macro
     def scores(self, rows, cols):

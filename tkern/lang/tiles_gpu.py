@@ -23,7 +23,6 @@ class GpuTiles:
 
     Array = ti.types.ndarray(dtype=ti.f32)
     rows_each = 1
-    packs = False
 
     def __init__(self, sizes, launched, fours):
         # Whether rows of operands and sums are whole vectors of 4, and are read and written so.
@@ -169,14 +168,19 @@ class _Program:
         return Scores(self)
 
     @macro
-    def packed(self, rows, cols):
-        """Return an operand; nothing is packed here."""
+    def kept(self, rows, cols, places):
+        """Return an operand; nothing is kept here."""
         return Tile()
 
     @macro
-    def packed_sums(self, rows, cols, out):
-        """Return sums that are added to ``out``, not packed."""
+    def kept_sums(self, rows, cols, places, out):
+        """Return sums that are added to ``out`` at once."""
         return _OwnSums(self, rows, out)
+
+    @macro
+    def keeps(self, places):
+        """Return how many places are to be filled and emptied."""
+        return 0
 
     @macro
     def sums(self, rows, cols):
@@ -241,6 +245,15 @@ class Tile:
         self.skip._assign(skip)
         self.count._assign(count)
         self.veiled._assign(0)
+
+    @macro
+    def keep(self, place, a, start, stride, count, cols, seen, seen_at):
+        """Nothing is kept."""
+
+    @macro
+    def take(self, place, a, start, stride, count, cols, seen, seen_at):
+        self.load(a, start, stride, 0, count, cols)
+        self.hide(seen, seen_at, count)
 
     @macro
     def hide(self, seen, start, count):
@@ -337,7 +350,12 @@ class _Sums:
         )
 
     @macro
-    def clear(self, start, stride, count, cols):
+    def clear(self):
+        self.part.clear()
+
+    @macro
+    def resume(self, a, start, stride, count, cols, again):
+        """Begin afresh: all is summed at one go."""
         self.part.clear()
 
     @ti.func
@@ -365,8 +383,16 @@ class _OwnSums:
         self.sums = _Sums(program, tile_rows)
         self.out = out
 
+    @macro
+    def clear(self, place):
+        """The array is 0 before the launch."""
+
+    @macro
+    def save(self, place, start, stride, count, cols):
+        """Nothing is left to do."""
+
     @ti.func
-    def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):
+    def add_down(self, place, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):
         part = self.sums.part
         add_product(self.program, part, scores.part, b, cols, False, True)
         for i in ti.static(range(part.rows)):

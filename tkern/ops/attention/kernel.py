@@ -24,7 +24,7 @@ from tkern.ops.attention.places import (
     take_keys,
     take_queries,
 )
-from tkern.ops.attention.scores import Numbers, Scores, Spread, Steps, named
+from tkern.ops.attention.scores import Numbers, Scores, Spread, named
 
 
 def statistics(t, which):
@@ -86,7 +86,7 @@ def output(t, which):
                 s = p.scores(t.queries, t.keys)
                 o = p.sums(t.queries, n.value_dim)
                 qs.load(q, at.q, n.q_r, 0, at.rows, n.dim)
-                o.clear(at.o, n.o_r, at.rows, n.value_dim)
+                o.clear()
                 for tile in range(first_key(n, at.i, t.keys), last_key(n, at.i, at.rows, t.keys)):
                     key = KeyTile(t, n, at.b, at.kv, tile)
                     take_keys(ks, k, key.k, n.k_r, n.dim, key_mask, n, key)
@@ -151,45 +151,11 @@ def correction(t):
     return attention_correction
 
 
-def pack(t):
-    """Build packed tiles of the rows of q or dout, 0 where a query sees no key: on a CPU, for backward_keys."""
-
-    @ti.kernel
-    def attention_pack(a: t.Array, factor: t.Array, packed: t.Array, n: Numbers, steps: Steps, programs: ti.i32):
-        ti.loop_config(block_dim=t.lanes)
-        for program in range(t.threads(programs)):
-            at = query_tile(t, n, program)
-            x = t.packed(packed, program * steps.tile, t.queries, steps.cols)
-            x.load(a, at.b * steps.batch + at.h * steps.head + at.i * steps.row, steps.row, 0, at.rows, steps.cols)
-            x.hide(factor, at.row, at.rows)
-            x.mark()
-
-    return attention_pack
-
-
-def collect(t):
-    """Build dQ of packed parts."""
-
-    @ti.kernel
-    def attention_collect(
-        packed: t.Array, dq: t.Rows, space: t.Array, n: Numbers, steps: Steps, size: ti.i32, programs: ti.i32
-    ):
-        ti.loop_config(block_dim=t.lanes)
-        for thread in range(t.threads(programs)):
-            p = t.program(thread, space, size, 1)
-            if p.is_one_of(programs):
-                at = query_tile(t, n, p.id)
-                x = p.tile(t.queries, n.dim)
-                x.gather(packed, p.id * steps.tile, programs * steps.tile, n.parts)
-                x.save(dq, at.b * steps.batch + at.h * steps.head + at.i * steps.row, steps.row, at.rows, n.dim)
-
-    return attention_collect
-
-
 def backward_keys(t, which):
     """Build dK and dV, and if wanted a part of dQ for each part of the keys, which are summed afterwards.
 
-    On a CPU q, dout and the parts of dQ are packed.
+    A program takes every parts-th tile of its head's keys, so that under a causal mask no part has all the long ones.
+    It passes over them for one stretch of queries after another, of which it may keep the rows at hand.
     """
 
     @ti.kernel
@@ -205,49 +171,66 @@ def backward_keys(t, which):
                 part = p.id % n.parts
                 kv, b = p.id // n.parts % n.kv_heads, p.id // n.parts // n.kv_heads
                 groups = n.heads // n.kv_heads
+                own_q = part * n.batch * n.q_b
                 known = named(key_mask=key_mask, bias=bias, shift=shift, factor=factor, delta=delta)
-                qs, dos = p.packed(t.queries, n.dim), p.packed(t.queries, n.value_dim)
+                places = groups * n.stretch
+                qs, dos = p.kept(t.queries, n.dim, places), p.kept(t.queries, n.value_dim, places)
                 ks, vs = p.tile(t.keys, n.dim), p.tile(t.keys, n.value_dim)
                 turned_k, turned_v = p.right(ks, n.dim), p.right(vs, n.value_dim)
                 s, ds = p.scores(t.queries, t.keys), p.scores(t.queries, t.keys)
                 sum_k, sum_v = p.sums(t.keys, n.dim), p.sums(t.keys, n.value_dim)
-                sum_q = p.packed_sums(t.queries, n.dim, dq)
+                sum_q = p.kept_sums(t.queries, n.dim, places, dq)
                 key_tiles = (n.keys + (t.keys - 1)) // t.keys
-                for step in range((key_tiles - part + (n.parts - 1)) // n.parts):
-                    # Every parts-th tile, so that under a causal mask no part has all the long ones.
-                    tile = part + step * n.parts
-                    key = KeyTile(t, n, b, kv, tile)
-                    take_keys(ks, k, key.k, n.k_r, n.dim, key_mask, n, key)
-                    take_keys(vs, v, key.v, n.v_r, n.value_dim, key_mask, n, key)
-                    turned_k.turn(ks)
-                    turned_v.turn(vs)
-                    if n.want_k == 1:
-                        sum_k.clear(key.k, n.k_r, key.count, n.dim)
-                    if n.want_v == 1:
-                        sum_v.clear(key.v, n.v_r, key.count, n.value_dim)
-                    for g in range(groups):
-                        h = kv * groups + g
-                        f = Scores(t, which, known, n, b, h)
-                        for each in range(first_query(n, key.j, t.queries), last_query(n, key.j, key.count, t.queries)):
-                            at = QueryTile(t, n, b, h, each)
-                            take_queries(qs, q, dos, dout, factor, n, at)
-                            band = f.band(at.i, key.j)
-                            s.along(qs, turned_k, n.dim, band)
-                            if n.want_k == 1 or n.want_q == 1:
-                                ds.along(dos, turned_v, n.value_dim, band)
-                                s.differentiate(ds, f, at.i, at.rows, key.j)
-                            else:
-                                s.weigh(f, at.i, at.rows, key.j)
-                            if n.want_v == 1:
-                                sum_v.add_across(s, dos, key.v, n.v_r, key.count, n.value_dim, band)
+                query_tiles = (n.queries + (t.queries - 1)) // t.queries
+                for turn in range((query_tiles + (n.stretch - 1)) // n.stretch):
+                    begin, end = turn * n.stretch, ti.min((turn + 1) * n.stretch, query_tiles)
+                    for place in range(p.keeps(groups * (end - begin))):
+                        at = QueryTile(t, n, b, kv * groups + place // (end - begin), begin + place % (end - begin))
+                        qs.keep(place, q, at.q, n.q_r, at.rows, n.dim, factor, at.row)
+                        dos.keep(place, dout, at.o, n.o_r, at.rows, n.value_dim, factor, at.row)
+                        sum_q.clear(place)
+                    for step in range((key_tiles - part + (n.parts - 1)) // n.parts):
+                        key = KeyTile(t, n, b, kv, part + step * n.parts)
+                        first = ti.max(first_query(n, key.j, t.queries), begin)
+                        last = ti.min(last_query(n, key.j, key.count, t.queries), end)
+                        if turn == 0 or first < last:
+                            take_keys(ks, k, key.k, n.k_r, n.dim, key_mask, n, key)
+                            take_keys(vs, v, key.v, n.v_r, n.value_dim, key_mask, n, key)
+                            turned_k.turn(ks)
+                            turned_v.turn(vs)
+                            again = ti.min(turn, 1)
                             if n.want_k == 1:
-                                sum_k.add_across(ds, qs, key.k, n.k_r, key.count, n.dim, band)
-                            if n.want_q == 1:
-                                sum_q.add_down(ds, ks, part * n.batch * n.q_b + at.q, n.q_r, at.rows, n.dim, band)
-                    if n.want_k == 1:
-                        sum_k.save(dk, key.k, n.k_r, key.count, n.dim)
-                    if n.want_v == 1:
-                        sum_v.save(dv, key.v, n.v_r, key.count, n.value_dim)
+                                sum_k.resume(dk, key.k, n.k_r, key.count, n.dim, again)
+                            if n.want_v == 1:
+                                sum_v.resume(dv, key.v, n.v_r, key.count, n.value_dim, again)
+                            for g in range(groups):
+                                f = Scores(t, which, known, n, b, kv * groups + g)
+                                for tile in range(first, last):
+                                    at = QueryTile(t, n, b, kv * groups + g, tile)
+                                    place = g * (end - begin) + tile - begin
+                                    qs.take(place, q, at.q, n.q_r, at.rows, n.dim, factor, at.row)
+                                    dos.take(place, dout, at.o, n.o_r, at.rows, n.value_dim, factor, at.row)
+                                    band = f.band(at.i, key.j)
+                                    s.along(qs, turned_k, n.dim, band)
+                                    if n.want_k == 1 or n.want_q == 1:
+                                        ds.along(dos, turned_v, n.value_dim, band)
+                                        s.differentiate(ds, f, at.i, at.rows, key.j)
+                                    else:
+                                        s.weigh(f, at.i, at.rows, key.j)
+                                    if n.want_v == 1:
+                                        sum_v.add_across(s, dos, key.v, n.v_r, key.count, n.value_dim, band)
+                                    if n.want_k == 1:
+                                        sum_k.add_across(ds, qs, key.k, n.k_r, key.count, n.dim, band)
+                                    if n.want_q == 1:
+                                        sum_q.add_down(place, ds, ks, own_q + at.q, n.q_r, at.rows, n.dim, band)
+                            if n.want_k == 1:
+                                sum_k.save(dk, key.k, n.k_r, key.count, n.dim)
+                            if n.want_v == 1:
+                                sum_v.save(dv, key.v, n.v_r, key.count, n.value_dim)
+                    if n.want_q == 1:
+                        for place in range(p.keeps(groups * (end - begin))):
+                            at = QueryTile(t, n, b, kv * groups + place // (end - begin), begin + place % (end - begin))
+                            sum_q.save(place, own_q + at.q, n.q_r, at.rows, n.dim)
 
     return attention_backward_keys
 
@@ -273,7 +256,7 @@ def backward_queries(t, which):
                 s, ds = p.scores(t.queries, t.keys), p.scores(t.queries, t.keys)
                 sum_q = p.sums(t.queries, n.dim)
                 take_queries(qs, q, dos, dout, factor, n, at)
-                sum_q.clear(at.q, n.q_r, at.rows, n.dim)
+                sum_q.clear()
                 for tile in range(first_key(n, at.i, t.keys), last_key(n, at.i, at.rows, t.keys)):
                     key = KeyTile(t, n, at.b, at.kv, tile)
                     take_keys(ks, k, key.k, n.k_r, n.dim, key_mask, n, key)

@@ -20,8 +20,8 @@ class QueryTile:
         self.i = value(tile * t.queries)
         self.rows = value(ti.min(t.queries, n.queries - self.i))
         self.row = value((b * n.heads + h) * n.queries + self.i)
-        self.q = value(b * n.q_b + h * n.q_h + tile * n.q_t)
-        self.o = value(b * n.o_b + h * n.o_h + tile * n.o_t)
+        self.q = value(b * n.q_b + h * n.q_h + self.i * n.q_r)
+        self.o = value(b * n.o_b + h * n.o_h + self.i * n.o_r)
 
 
 @handle

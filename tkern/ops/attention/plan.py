@@ -1,8 +1,9 @@
 """How attention is laid over launches: which kernels run, over how many programs, with what memory.
 
-On a CPU dq, dk and dv come from one pass of five products: a program takes a key head (or a part of its keys, where
-there are fewer key heads than cores), and adds to dq as it goes, to a private dq for each part. A GPU wants many more
-programs: where a private dq for each would take too much memory, dq has a launch of its own there.
+dq, dk and dv come from one pass of five products: a program takes a key head, or a part of its keys, and adds to dq as
+it goes, to a private dq for each part. A CPU's program takes the queries a stretch at a time, which it keeps packed in
+its thread's workspace. A GPU wants many more programs: where a private dq for each would take too much memory, dq has a
+launch of its own there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ __all__ = ["Work"]
 
 # Private dqs of a CPU launch take at most this much beside the first.
 _MOST_PARTS_BYTES = 32 * 2**20
+# What the programs of a CPU keep of q, dout and dq at one time takes at most this much, if one tile each is not more.
+_KEPT_BYTES = 32 * 2**20
 # A Vulkan device in software (Mesa's) ends a lane's loops, silently, after so many steps in all.
 _LOOP_LIMIT = 65535
 # Threads of a launch whose number of programs is known only at run time, on Vulkan and Metal.
@@ -51,9 +54,10 @@ class Work:
         rows = math.prod(inputs.row_shape)
         self._rows = rows
         self._shift, self._factor, self._delta = (_own(rows, backend) for _ in range(3))
+        # Whether a program keeps tiles in a workspace of its thread: on a CPU.
+        self._keeps = self._sizes is None
         size = self._space_vectors()
-        threads = (os.cpu_count() or 1) if backend == "cpu" else 1
-        self._space = _own(16 * size * threads, backend)
+        self._space = self._space_of(size)
         self._base = self._numbers(size)
         self._dout: Any = None
 
@@ -101,11 +105,10 @@ class Work:
 
     def add_gradients(self, launch: Launch, wanted: dict[str, Any]) -> None:
         """Add what makes the gradients in ``wanted``, by name."""
-        made = set()
+        together = False
         if "k" in wanted or "v" in wanted:
-            add = self._add_packed_keys if self._words.packs else self._add_keys
-            made = add(launch, wanted)
-        if "q" in wanted and "q" not in made:
+            together = self._add_keys(launch, wanted)
+        if "q" in wanted and not together:
             chunks = self._chunks(self._inputs.dim)
             programs = self._query_programs() * chunks
             launch.add(
@@ -115,80 +118,55 @@ class Work:
         if "bias" in wanted:
             self._add_bias(launch, wanted["bias"])
 
-    def _add_keys(self, launch: Launch, wanted: dict[str, Any]) -> set[str]:
-        """Add what makes dk and dv, and dq too where private ones of it fit into memory; return what is made."""
+    def _add_keys(self, launch: Launch, wanted: dict[str, Any]) -> bool:
+        """Add what makes dk and dv, and dq too where private ones of it fit into memory; return whether they do."""
         from tkern.lang import columns
 
-        size, sizes = self._inputs, self._sizes
-        assert sizes is not None
-        heads = size.batch * size.kv_heads
-        tiles = -(-size.keys // self._words.keys)
-        chunks = self._chunks(max(size.dim if "k" in wanted else 1, size.value_dim if "v" in wanted else 1))
-        parts, count = min(tiles, -(-sizes.resident // (heads * chunks))), math.prod(size.q.shape)
-        together = "q" in wanted and parts * count <= sizes.most_parts
-        parts = parts if together else tiles
+        size = self._inputs
+        parts, count = self._parts(wanted), math.prod(size.q.shape)
+        together = "q" in wanted and parts > 0
+        if not together:
+            parts = -(-size.keys // self._words.keys)
+        widest = [size.dim] * (together or "k" in wanted) + [size.value_dim] * (together or "v" in wanted)
+        chunks = self._chunks(max(widest))
         dq = nothing = arrays.zeros(4, self._backend)
         if together:
-            chunks = self._chunks(max(size.dim, size.value_dim))
             dq = wanted["q"] if parts == 1 else _own(parts * count, self._backend)
+        if together and not self._keeps:
             programs = -(-parts * count // 4096)
             launch.add(self._kernel("clear", programs), dq, parts * count, programs)
-        programs = heads * parts * chunks
+        programs = size.batch * size.kv_heads * parts * chunks
+        stretch = self._stretch()
+        vectors = self._space_vectors(stretch * size.heads // size.kv_heads if self._keeps else 0)
         launch.add(
             self._kernel("backward_keys", programs, stats=True, delta=True),
             *self._arguments(), self._rows_of(dq), *(self._rows_of(wanted.get(name, nothing)) for name in "kv"),
-            self._space, self._pack(chunks=chunks, parts=parts, **_wants(wanted, together)), programs,
+            self._space_of(vectors),
+            self._pack(chunks=chunks, parts=parts, stretch=stretch, size=vectors, **_wants(wanted, together)), programs,
         )  # fmt: skip
         if together and parts > 1:
             launch.add(columns.sum_kernel(self._backend, count), dq, wanted["q"], parts, count, count)
-        return {"q"} if together else set()
+        return together
 
-    def _add_packed_keys(self, launch: Launch, wanted: dict[str, Any]) -> set[str]:
-        """Add what makes dk, dv and dq in one pass over packed q and dout; return what is made beside dk and dv."""
+    def _parts(self, wanted: dict[str, Any]) -> int:
+        """Return into how many parts the keys of a head are divided for dq's sake; 0 for a launch of its own for dq."""
+        size, sizes = self._inputs, self._sizes
+        heads, count = size.batch * size.kv_heads, math.prod(size.q.shape)
+        tiles: int = -(-size.keys // self._words.keys)
+        if sizes is None:
+            return _even_parts(heads, min(tiles, 1 + _MOST_PARTS_BYTES // (4 * count)))
+        chunks = self._chunks(max(size.dim if "k" in wanted else 1, size.value_dim if "v" in wanted else 1))
+        parts: int = min(tiles, -(-sizes.resident // (heads * chunks)))
+        return parts if parts * count <= sizes.most_parts else 0
+
+    def _stretch(self) -> int:
+        """Return how many tiles of queries a program of keys takes at a time; each costs another look at its keys."""
         size = self._inputs
-        heads = size.batch * size.kv_heads
-        together = "q" in wanted
-        nothing = arrays.zeros(1, self._backend)
-        q, q_steps = self._packed(launch, self._q, "q", size.dim)
-        dout, o_steps = self._packed(launch, self._dout, "o", size.value_dim)
-        tiles = -(-size.queries // self._words.queries)
-        changes: dict[str, int] = {}
-        for name, steps in ("q", q_steps), ("o", o_steps):
-            head = tiles * steps.values["tile"]
-            changes |= {f"{name}_b": size.heads * head, f"{name}_h": head, f"{name}_t": steps.values["tile"]}
-        count = size.batch * changes["q_b"]
-        most = min(-(-size.keys // self._words.keys), 1 + _MOST_PARTS_BYTES // (4 * count))
-        parts = _parts(heads, most)
-        dq = nothing
-        if together:
-            dq = _own(parts * count, self._backend)
-            launch.add(self._kernel("clear"), dq, parts * count, -(-parts * count // 4096))
-        launch.add(
-            self._kernel("backward_keys", stats=True, delta=True),
-            q, self._k, self._v, dout, *self._others(), dq, wanted.get("k", nothing), wanted.get("v", nothing),
-            self._space, self._pack(**changes, parts=parts, **_wants(wanted, together)), heads * parts,
-        )  # fmt: skip
-        if together:
-            launch.add(
-                self._kernel("collect"),
-                dq, wanted["q"], self._space, self._pack(parts=parts), q_steps, self._base["size"],
-                self._query_programs(),
-            )  # fmt: skip
-        return {"q"} if together else set()
-
-    def _packed(self, launch: Launch, given: Any, name: str, cols: int) -> tuple[Any, Any]:
-        """Add what packs ``given``; return the packed array, and its steps."""
-        from tkern.ops.attention import scores
-
-        tile = self._words.packed_floats(cols)
-        base = self._base
-        steps = Group(
-            scores.Steps, batch=base[f"{name}_b"], head=base[f"{name}_h"], row=base[f"{name}_r"], tile=tile, cols=cols,
-        )  # fmt: skip
-        programs = self._query_programs()
-        packed = _own(programs * tile, self._backend)
-        launch.add(self._kernel("pack"), given, self._factor, packed, self._pack(), steps, programs)
-        return packed, steps
+        tiles: int = -(-size.queries // self._words.queries)
+        if not self._keeps:
+            return tiles
+        each: int = 4 * size.heads // size.kv_heads * self._words.queries * (2 * size.dim + size.value_dim)
+        return max(1, min(tiles, _KEPT_BYTES // (each * (os.cpu_count() or 1))))
 
     def _add_bias(self, launch: Launch, dbias: Any) -> None:
         from tkern.lang import columns
@@ -279,28 +257,32 @@ class Work:
                 "bias_q": cols if rows > 1 else 0,
                 "bias_k": int(cols == n.keys),
             }
-        tiles = {f"{name}_t": self._words.queries * steps[name][2] for name in "qo"}
         return {
-            **numbers, **tiles, **bias,
+            **numbers, **bias,
             "batch": n.batch, "heads": n.heads, "kv_heads": n.kv_heads, "queries": n.queries, "keys": n.keys,
             "dim": n.dim, "value_dim": n.value_dim,
             "skip": max(0, o.offset - o.left), "stop": max(0, min(n.keys, n.queries + o.offset + o.right)),
             "offset": o.offset, "left": o.left, "right": o.right,
             "has_bias": int(o.bias is not None), "has_mask": int(o.key_mask is not None),
-            "want_q": 0, "want_k": 0, "want_v": 0, "parts": 1, "size": size, "chunks": 1,
+            "want_q": 0, "want_k": 0, "want_v": 0, "parts": 1, "stretch": 1, "size": size, "chunks": 1,
             "scale": o.scale, "softcap": o.softcap, "nothing": -math.inf,
         }  # fmt: skip
 
-    def _space_vectors(self) -> int:
+    def _space_vectors(self, places: int = 0) -> int:
         """Return the vectors of 16 floats that the tiles of one thread take, as the kernels ask for them."""
         queries, keys = self._words.queries, self._words.keys
         d, dv = -(-self._inputs.dim // 16), -(-self._inputs.value_dim // 16)
         operands: int = 2 * (queries + keys) * (d + dv)
         total: int = operands + keys * (d + dv) + 3 * queries * -(-keys // 16) + 2 * queries
-        return total
+        kept: int = places * (queries * (2 * d + dv) + 2)
+        return total + kept
+
+    def _space_of(self, vectors: int) -> Any:
+        """Return the workspace of all threads."""
+        return _own(16 * vectors * (os.cpu_count() or 1) if self._keeps else 16, self._backend)
 
 
-def _parts(heads: int, most: int) -> int:
+def _even_parts(heads: int, most: int) -> int:
     """Return into how many parts a CPU divides the keys of each head, so that its cores end together.
 
     ``heads`` programs of equal length on c cores take ⌈heads/c⌉ turns; a part more costs a hundredth, for its own dq.

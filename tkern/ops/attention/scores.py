@@ -169,7 +169,6 @@ Numbers = ti.types.struct(
     q_b=ti.i32,
     q_h=ti.i32,
     q_r=ti.i32,
-    q_t=ti.i32,
     k_b=ti.i32,
     k_h=ti.i32,
     k_r=ti.i32,
@@ -179,7 +178,6 @@ Numbers = ti.types.struct(
     o_b=ti.i32,
     o_h=ti.i32,
     o_r=ti.i32,
-    o_t=ti.i32,
     bias_b=ti.i32,
     bias_h=ti.i32,
     bias_q=ti.i32,
@@ -196,6 +194,8 @@ Numbers = ti.types.struct(
     want_k=ti.i32,
     want_v=ti.i32,
     parts=ti.i32,
+    # Tiles of queries that a program of keys takes at a time.
+    stretch=ti.i32,
     size=ti.i32,
     # Programs that share the columns of a sum.
     chunks=ti.i32,
@@ -203,10 +203,6 @@ Numbers = ti.types.struct(
     softcap=ti.f32,
     nothing=ti.f32,
 )
-
-
-# The steps of an array with rows of ``cols`` floats, and of its packed tiles.
-Steps = ti.types.struct(batch=ti.i32, head=ti.i32, row=ti.i32, tile=ti.i32, cols=ti.i32)
 
 
 # How the scores of dbias are spread over programs: how many each axis has (``lines`` and ``columns`` of tiles), how
