@@ -10,9 +10,9 @@ What lies past a tile's last row or column is 0, so no product need know where t
 import taichi as ti
 
 from tkern.lang.macros import handle, macro, variable
-from tkern.lang.products_cpu import add_scores, element_at, put_at, vector_at
+from tkern.lang.products_cpu import add_scores, element_at, put_at, put_one, vector_at
 from tkern.lang.rows import VECTOR_WIDTH as WIDTH
-from tkern.lang.rows_cpu import Vector, load, load_scalar, load_some, store, store_some, tree_sum
+from tkern.lang.rows_cpu import Vector, load, load_scalar, store, store_scalar, tree_sum
 
 
 @macro
@@ -58,19 +58,18 @@ class Tile:
         self.count = ti.max(count, 0)
         rest = Vector(0.0)
         for r in range(self.rows):
-            if r >= skip and r < count:
-                for c in range(self.panels):
-                    left = cols - c * WIDTH
-                    v = Vector(0.0)
-                    if left >= WIDTH:
-                        v = load(a, start + r * stride + c * WIDTH)
-                    else:
-                        v = load_some(a, start + r * stride + c * WIDTH, left)
-                    put_at(self.space, self.at + c * self.rows + r, v)
-                    rest += v * 0.0
-            else:
-                for c in range(self.panels):
-                    put_at(self.space, self.at + c * self.rows + r, Vector(0.0))
+            inside = r >= skip and r < count
+            for c in range(self.panels):
+                at = self.at + c * self.rows + r
+                left = ti.select(inside, cols - c * WIDTH, 0)
+                if left >= WIDTH:
+                    put_at(self.space, at, load(a, start + r * stride + c * WIDTH))
+                else:
+                    # One by one: written out sixteen times, the rare case takes seconds to compile.
+                    put_at(self.space, at, Vector(0.0))
+                    for u in range(left):
+                        put_one(self.space, at, u, load_scalar(a, start + r * stride + c * WIDTH + u))
+                rest += vector_at(self.space, at) * 0.0
         if (tree_sum(rest) == 0.0) == 0:
             self.odd = 1
 
@@ -107,12 +106,13 @@ class Tile:
         for r in range(count):
             for c in range(self.panels):
                 left = cols - c * WIDTH
-                v = variable(vector_at(self.space, self.at + c * self.rows + r))
+                at = self.at + c * self.rows + r
                 to = start + r * stride + c * WIDTH
                 if left >= WIDTH:
-                    store(a, to, v)
+                    store(a, to, variable(vector_at(self.space, at)))
                 else:
-                    store_some(a, to, left, v)
+                    for u in range(left):
+                        store_scalar(a, to + u, element_at(self.space, at, u))
 
     @ti.func
     def add_across(self, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):

@@ -32,6 +32,12 @@ def put_at(a, at, v):
     vector_at(a, at)._assign(v)
 
 
+@macro
+def put_one(a, at, k, v):
+    """Write float ``k`` of vector ``at``."""
+    element_at(a, at, k)._assign(v)
+
+
 @ti.func
 def scores_product(c: ti.template(), a: ti.template(), b: ti.template(), rows, panels, depth, band: ti.template()):
     """c = a·b, but for blocks of c that lie outside of ``band``, which keep what they hold.
@@ -74,18 +80,16 @@ def add_product(
     low, high = band.low, band.high
     if ti.static(transposed):
         low, high = -band.high, -band.low
-    if low + rows <= 1 and high >= depth - 1:
-        # Nothing is hidden: most tiles, for which the limits of each sum would take time.
-        for n in range(panels):
-            for m in range(blocks):
-                _micro_kernel(c, a, b, n, m, 0, steps, transposed, True)
-    else:
-        for n in range(panels):
-            for m in range(blocks):
+    # Of most tiles nothing is hidden.
+    whole = low + rows <= 1 and high >= depth - 1
+    for n in range(panels):
+        for m in range(blocks):
+            begin, end = 0, steps
+            if not whole:
                 # The steps of the sum in which one of these rows has a part.
                 begin = ti.max(m * _ROWS + low, 0) >> 4
                 end = ti.min(steps, (m * _ROWS + (_ROWS - 1) + high + WIDTH) >> 4)
-                _micro_kernel(c, a, b, n, m, begin, end, transposed, True)
+            _micro_kernel(c, a, b, n, m, begin, end, transposed, True)
 
 
 @ti.func

@@ -214,9 +214,8 @@ def backward_keys(t, which):
                                     s.along(qs, turned_k, n.dim, band)
                                     if n.want_k == 1 or n.want_q == 1:
                                         ds.along(dos, turned_v, n.value_dim, band)
-                                        s.differentiate(ds, f, at.i, at.rows, key.j)
-                                    else:
-                                        s.weigh(f, at.i, at.rows, key.j)
+                                    # Of dV alone P is needed alone: then what becomes of ds is not looked at.
+                                    s.differentiate(ds, f, at.i, at.rows, key.j)
                                     if n.want_v == 1:
                                         sum_v.add_across(s, dos, key.v, n.v_r, key.count, n.value_dim, band)
                                     if n.want_k == 1:
