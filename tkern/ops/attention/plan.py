@@ -40,6 +40,8 @@ class Work:
         self._sizes = sizes_for(backend, inputs)
         # Whether rows are read four floats at a time.
         self._fours = self._sizes is not None and self._sizes.fours and inputs.dim % 4 == inputs.value_dim % 4 == 0
+        # Whether kernels are compiled without what they could do to scores beside position: worth it where it is slow.
+        self._plain = self._sizes is not None and options.bias is None is options.key_mask and not options.softcap
         self._words = tile_words(backend, self._sizes)
         _refuse_long_loops(inputs, options, backend, self._words)
         self._q, self._k, self._v = (self._rows_of(one.argument(backend)) for one in (inputs.q, inputs.k, inputs.v))
@@ -124,7 +126,7 @@ class Work:
         heads = size.batch * size.kv_heads
         tiles = -(-size.keys // self._words.keys)
         chunks = self._chunks(max(size.dim if "k" in wanted else 1, size.value_dim if "v" in wanted else 1))
-        parts, count = min(tiles, -(-sizes.resident // (heads * chunks))), math.prod(size.q.shape)
+        parts, count = sizes.parts_for(heads * chunks, tiles), math.prod(size.q.shape)
         together = "q" in wanted and parts * count <= sizes.most_parts
         parts = parts if together else tiles
         dq = nothing = arrays.zeros(4, self._backend)
@@ -252,6 +254,7 @@ class Work:
         words = tile_words(self._backend, self._sizes, launched, self._fours)
         if not which:
             return compiled(getattr(kernel, name), words)
+        which["plain"] = self._plain
         return compiled(_with(getattr(kernel, name), tuple(which.items())), words)
 
     def _pack(self, **changes: int) -> Any:

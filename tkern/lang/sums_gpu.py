@@ -1,0 +1,98 @@
+"""Sums of products on a GPU: a program's columns of them in fragments, or in an array that only this program adds to."""
+
+import taichi as ti
+
+from tkern.lang.fragments_gpu import Fragment
+from tkern.lang.macros import handle, macro, value
+from tkern.lang.products_gpu import add_product
+
+
+@handle
+class Sums:
+    """Rows × the program's columns of sums, in fragments."""
+
+    def __init__(self, program, tile_rows):
+        words = program.words
+        tall = words.lanes // words.sums_across
+        self.program = program
+        self.part = Fragment(
+            tile_rows // tall,
+            words.width // words.sums_across,
+            program.sum_row,
+            program.sum_column,
+            tall,
+            words.sums_across,
+        )
+
+    @macro
+    def clear(self, start, stride, count, cols):
+        self.part.clear()
+
+    @ti.func
+    def add_across(self, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):
+        scores.stage()
+        if self.program.first_column < cols:
+            add_product(self.program, self.part, b, cols, True, False)
+
+    @ti.func
+    def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):
+        # A lane's rows lie apart, so that lanes that read along their rows side by side meet in no bank.
+        self.scatter()
+        scores.stage()
+        if self.program.first_column < cols:
+            add_product(self.program, self.part, b, cols, False, False)
+
+    @macro
+    def scatter(self):
+        self.part.scattered = True
+
+    @ti.func
+    def save(self, a: ti.template(), start, stride, count, cols):
+        for i in ti.static(range(self.part.rows)):
+            row = self.part.row(i)
+            if row < count:
+                _save_row(self.program, self.part, a, start + row * stride, cols, i, False)
+
+
+@handle
+class OwnSums:
+    """Sums in an array that only this program adds to."""
+
+    def __init__(self, program, tile_rows, out):
+        self.program = program
+        self.sums = Sums(program, tile_rows)
+        self.out = out
+
+    @ti.func
+    def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):
+        self.sums.scatter()
+        scores.stage()
+        part = self.sums.part
+        if self.program.first_column < cols:
+            add_product(self.program, part, b, cols, False, True)
+            for i in ti.static(range(part.rows)):
+                row = part.row(i)
+                if row < count:
+                    _save_row(self.program, part, self.out, start + row * stride, cols, i, True)
+
+
+@macro
+def _save_row(program, part, a, start, cols, i, more):
+    for g in range(part.cols // 4):
+        column = value(program.first_column + part.column(4 * g))
+        numbers = part.sums[i][4 * g : 4 * g + 4]
+        _save_four(program.words, a, start + column, numbers, cols - column, more)
+
+
+@ti.func
+def _save_four(words: ti.template(), a: ti.template(), at, numbers: ti.template(), left, more: ti.template()):
+    if left > 0:
+        if ti.static(more):
+            words.put_four(a, at, _sum_of(words.some_four(a, at, left), numbers), left)
+        else:
+            words.put_four(a, at, numbers, left)
+
+
+@macro
+def _sum_of(some, others):
+    return [value(x + y) for x, y in zip(some, others, strict=True)]
