@@ -91,7 +91,7 @@ class Running:
         scores.make()
         columns = scores.columns(first_column)
         for i, line in enumerate(scores.part.sums):
-            row, _ = scores.row(f, first_row, rows, i, False)
+            row, _ = scores.line(f, first_row, rows, i)
             xs = [value(f.score(row, columns[j], s)) for j, s in enumerate(line)]
             more = self.most[i]
             for x in xs:

@@ -65,9 +65,9 @@ class Shared:
 
 @handle
 class Fragment:
-    """The sums of one lane of a grid: ``rows`` and ``cols`` of them, in groups of four or ``scattered`` rows."""
+    """The sums of one lane of a grid: ``rows`` and ``cols`` of them, in groups of four or, from ``first`` on, scattered rows."""
 
-    def __init__(self, rows, cols, row, column, tall, across):
+    def __init__(self, rows, cols, row, column, tall, across, first=None):
         self.rows = rows
         self.cols = cols
         # The lane's place in the grid, and the grid's size.
@@ -75,7 +75,7 @@ class Fragment:
         self.at_column = column
         self.tall = tall
         self.across = across
-        self.scattered = False
+        self.scattered, self.first = first is not None, first or 0
         self.sums = [[variable(0.0) for _ in range(cols)] for _ in range(rows)]
 
     @macro
@@ -87,7 +87,7 @@ class Fragment:
     def row(self, i):
         """Return the tile's row of the fragment's row ``i``."""
         if self.scattered:
-            return self.at_row + i * self.tall
+            return self.at_row + (self.first + i) * self.tall
         return (self.at_row + (i >> 2) * self.tall) * 4 + (i & 3)
 
     @macro
@@ -100,7 +100,7 @@ class Fragment:
     def fresh(self):
         """Return another fragment of the same place, all 0."""
         new = Fragment(self.rows, self.cols, self.at_row, self.at_column, self.tall, self.across)
-        new.scattered = self.scattered
+        new.scattered, new.first = self.scattered, self.first
         return new
 
     @macro

@@ -12,34 +12,51 @@ of it to themselves, and stay there while other products pass through the rest.
 import taichi as ti
 
 from tkern.lang.fragments_gpu import Slice
-from tkern.lang.macros import macro, value
+from tkern.lang.macros import handle, macro, value
 
 
-@ti.func
-def along(program: ti.template(), scores: ti.template(), a: ti.template(), b: ti.template(), depth):
-    """Set ``scores`` to the products of rows of ``a`` with rows of ``b``, sums of ``depth`` terms."""
-    words = program.words
-    left, right = Slice(program, words.queries, words.slice // 4), Slice(program, words.keys, words.slice // 4)
-    scores.clear()
-    left.aim(a, 0, 0)
-    right.aim(b, 0, 0)
-    steps = (depth + (words.slice - 1)) // words.slice
-    # While a slice is multiplied the next one is on its way.
-    for step in range(steps + 1):
-        if step < steps:
-            first = step * words.slice
-            left.fetch(a.a, first, depth - first, words.slice, True)
-            right.fetch(b.a, first, depth - first, words.slice, True)
-        if step > 0:
+@handle
+class Along:
+    """The products of rows of ``a`` with rows of ``b``, sums of ``depth`` terms.
+
+    The first slices are on their way once this is made, and what comes between need not wait for them.
+    """
+
+    def __init__(self, program, a, b, depth):
+        words = program.words
+        self.program = program
+        self.a, self.b, self.depth = a.a, b.a, depth
+        self.left = Slice(program, words.queries, words.slice // 4)
+        self.right = Slice(program, words.keys, words.slice // 4)
+        self.left.aim(a, 0, 0)
+        self.right.aim(b, 0, 0)
+        self.fetch(0)
+
+    @ti.func
+    def fetch(self, first):
+        columns = self.program.words.slice
+        self.left.fetch(self.a, first, self.depth - first, columns, True)
+        self.right.fetch(self.b, first, self.depth - first, columns, True)
+
+    @ti.func
+    def multiply(self, scores: ti.template()):
+        """Set ``scores`` to the products."""
+        program = self.program
+        words = program.words
+        scores.clear()
+        steps = (self.depth + (words.slice - 1)) // words.slice
+        for step in range(steps):
+            ti.simt.block.sync()
+            _put_turned(program, self.left, self.right)
+            ti.simt.block.sync()
+            # While a slice is multiplied the next one is on its way.
+            if step + 1 < steps:
+                self.fetch((step + 1) * words.slice)
             # A slice's sum from 0 on, and then the slices: an error grows with the length of a chain.
             sums = scores.fresh()
             for part in range(words.slice // words.unrolled):
                 _steps_along(program, sums, part)
             scores.add(sums)
-        ti.simt.block.sync()
-        if step < steps:
-            _put_turned(program, left, right)
-        ti.simt.block.sync()
 
 
 @macro
@@ -96,42 +113,40 @@ def staged_fours(program, scores, i, g):
 
 @ti.func
 def add_product(
-    program: ti.template(), total: ti.template(), b: ti.template(), cols, across: ti.template(), afresh: ti.template()
+    program: ti.template(), total: ti.template(), scores: ti.template(), b: ti.template(), cols, across: ti.template()
 ):
-    """Add the staged scores·b to ``total``, or scoresᵀ·b where ``across``; set it to that where ``afresh``.
+    """Add scores·b to ``total``, or scoresᵀ·b where ``across``.
 
     Only the program's columns of b's ``cols`` are made. A row of b that is multiplied by 0 has no effect, whatever
     is in it: a slice with a number that is not finite is marked, and multiplied with care.
     """
     words = program.words
-    sums = total.fresh()
     part = Slice(program, words.slice, words.width // 4)
     steps = (ti.max(b.count, 0) + (words.slice - 1)) // words.slice
     left = cols - program.first_column
-    for step in range(steps + 1):
-        if step < steps:
-            part.aim(b, step * words.slice, program.first_column)
-            part.fetch(b.a, 0, left, words.width, False)
-        if step > 0:
-            if program.marks[program.mark & 1] == program.mark:
-                for k in range(words.slice):
-                    _step_with_care(program, sums, (step - 1) * words.slice + k, k, across)
-            elif ti.static(across):
-                for some in range(words.slice // words.unrolled):
-                    _steps_across(program, sums, (step - 1) * words.slice, some * words.unrolled)
-            else:
-                for group in range(words.slice // 4):
-                    _step_down(program, sums, (step - 1) * (words.slice // 4) + group, group)
+    part.aim(b, 0, program.first_column)
+    part.fetch(b.a, 0, left, words.width, False)
+    scores.stage()
+    sums = total.fresh()
+    for step in range(steps):
         program.mark += 1
         ti.simt.block.sync()
-        if step < steps:
-            _put_slice(program, part)
+        _put_slice(program, part)
         ti.simt.block.sync()
-    if ti.static(afresh):
-        total.assign(sums)
-    else:
-        # The sum of a tile from 0 on, and then the tiles: an error grows with the length of a chain.
-        total.add(sums)
+        if step + 1 < steps:
+            part.aim(b, (step + 1) * words.slice, program.first_column)
+            part.fetch(b.a, 0, left, words.width, False)
+        if program.marks[program.mark & 1] == program.mark:
+            for k in range(words.slice):
+                _step_with_care(program, sums, step * words.slice + k, k, across)
+        elif ti.static(across):
+            for some in range(words.slice // words.unrolled):
+                _steps_across(program, sums, step * words.slice, some * words.unrolled)
+        else:
+            for group in range(words.slice // 4):
+                _step_down(program, sums, step * (words.slice // 4) + group, group)
+    # The sum of a tile from 0 on, and then the tiles: an error grows with the length of a chain.
+    total.add(sums)
 
 
 @macro
@@ -168,7 +183,7 @@ def _steps_across(program, sums, row, first):
 @macro
 def _step_down(program, sums, column, group):
     stride = program.words.staged_stride
-    at = value(sums.at_row * stride + column)
+    at = value(sums.row(0) * stride + column)
     a = [program.shared.four(at + i * (sums.tall * stride)) for i in range(sums.rows)]
     for u in range(4):
         _add_outer(sums, [x[u] for x in a], _right_four(program, sums, group * 4 + u))

@@ -8,7 +8,7 @@ import taichi as ti
 
 from tkern.lang.fragments_gpu import Fragment
 from tkern.lang.macros import handle, macro, value
-from tkern.lang.products_gpu import along, stage, staged_fours
+from tkern.lang.products_gpu import Along, stage, staged_fours
 
 
 @handle
@@ -47,8 +47,13 @@ class Scores:
         self.staged = False
 
     @macro
+    def begin(self):
+        """Return the product, which is on its way."""
+        return Along(self.program, *self.factors)
+
+    @macro
     def make(self):
-        along(self.program, self.part, *self.factors)
+        self.begin().multiply(self.part)
 
     @macro
     def stage(self):
@@ -57,21 +62,19 @@ class Scores:
             _stage_after_others(self.program, self.part)
 
     @macro
-    def row(self, f, first_row, rows, i, inside):
-        """Return what the scores of the fragment's row ``i`` share, and whether any of them may count.
+    def lines(self, f, first_row, rows):
+        """Return what the scores of each of the fragment's rows share, asked for once, and whether any may count.
 
         Those of a query that sees no key must not, whatever its numbers are, nor those past the tile's ``rows``.
-        Where the whole tile is ``inside`` of what is visible by position, no score is compared with that.
         """
+        return [self.line(f, first_row, rows, i) for i in range(self.part.rows)]
+
+    @macro
+    def line(self, f, first_row, rows, i):
         r = value(self.part.row(i))
-        row = f.row(value(first_row + (r if inside else ti.min(r, rows - 1))))
+        row = f.row(value(first_row + ti.min(r, rows - 1)))
         # Not "!= 0", which is false of a NaN on every backend.
-        counts = value((row.factor == 0.0) == 0)
-        if inside:
-            row.low, row.high = -(2**31), 2**31 - 1
-        else:
-            counts = value(counts & (r < rows))
-        return row, counts
+        return row, value(((row.factor == 0.0) == 0) & (r < rows))
 
     @macro
     def columns(self, first_column):
@@ -80,12 +83,18 @@ class Scores:
 
     @ti.func
     def weigh(self, f: ti.template(), first_row, rows, first_column):
-        self.make()
-        if self.is_inside(f, rows, first_column):
-            self.weigh_each(f, first_row, rows, first_column, True)
-        else:
-            self.weigh_each(f, first_row, rows, first_column, False)
+        product = self.begin()
+        lines = self.lines(f, first_row, rows)
+        product.multiply(self.part)
+        self.weigh_all(f, lines, first_row, rows, first_column)
         self.stage_first()
+
+    @ti.func
+    def weigh_all(self, f: ti.template(), lines: ti.template(), first_row, rows, first_column):
+        if self.is_inside(f, rows, first_column):
+            self.weigh_each(f, lines, first_row, rows, first_column, True)
+        else:
+            self.weigh_each(f, lines, first_row, rows, first_column, False)
 
     @macro
     def is_inside(self, f, rows, first_column):
@@ -95,10 +104,13 @@ class Scores:
         return below & (band.high >= words.keys - 1) & (first_column + words.keys <= f.n.keys)
 
     @macro
-    def weigh_each(self, f, first_row, rows, first_column, inside):
+    def weigh_each(self, f, lines, first_row, rows, first_column, inside):
         columns = self.columns(first_column)
         for i, line in enumerate(self.part.sums):
-            row, counts = self.row(f, first_row, rows, i, inside)
+            row, counts = lines[i]
+            if inside:
+                # No score is compared with what its query sees.
+                row = row.seeing(-(2**31), 2**31 - 1)
             for j, s in enumerate(line):
                 s._assign(ti.select(counts, f.weight(row, columns[j], s), 0.0))
 
@@ -111,24 +123,20 @@ class Scores:
     @ti.func
     def differentiate(self, grads: ti.template(), f: ti.template(), first_row, rows, first_column):
         """Turn scores into P, which is staged, and ``grads`` from dP into dS."""
-        self.make()
-        inside = self.is_inside(f, rows, first_column)
+        product = self.begin()
+        lines = self.lines(f, first_row, rows)
+        product.multiply(self.part)
         raw = self.part.copied(f.which.plain)
-        if inside:
-            self.weigh_each(f, first_row, rows, first_column, True)
-        else:
-            self.weigh_each(f, first_row, rows, first_column, False)
+        other = grads.begin()
+        self.weigh_all(f, lines, first_row, rows, first_column)
         self.stage_first()
-        grads.make()
-        if inside:
-            self.gradients_each(grads, f, raw, first_row, rows, True)
-        else:
-            self.gradients_each(grads, f, raw, first_row, rows, False)
+        other.multiply(grads.part)
+        self.gradients_each(grads, f, lines, raw)
 
     @macro
-    def gradients_each(self, grads, f, raw, first_row, rows, inside):
+    def gradients_each(self, grads, f, lines, raw):
         for i, line in enumerate(grads.part.sums):
-            row, _ = self.row(f, first_row, rows, i, inside)
+            row, _ = lines[i]
             for g in range(grads.part.cols // 4):
                 # From where they are staged, so that they take no registers meanwhile.
                 weights = staged_fours(self.program, self.part, i, g)
@@ -146,7 +154,7 @@ class Scores:
     def bias_gradients_each(self, scores, f, first_row, rows, first_column):
         columns = self.columns(first_column)
         for i, line in enumerate(self.part.sums):
-            row, counts = self.row(f, first_row, rows, i, False)
+            row, counts = self.line(f, first_row, rows, i)
             for j, dp in enumerate(line):
                 ds = f.bias_gradient(row, columns[j], scores.part.sums[i][j], dp)
                 dp._assign(ti.select(counts, ds, 0.0))

@@ -30,17 +30,15 @@ class Sums:
 
     @ti.func
     def add_across(self, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):
-        scores.stage()
         if self.program.first_column < cols:
-            add_product(self.program, self.part, b, cols, True, False)
+            add_product(self.program, self.part, scores, b, cols, True)
 
     @ti.func
     def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):
         # A lane's rows lie apart, so that lanes that read along their rows side by side meet in no bank.
         self.scatter()
-        scores.stage()
         if self.program.first_column < cols:
-            add_product(self.program, self.part, b, cols, False, False)
+            add_product(self.program, self.part, scores, b, cols, False)
 
     @macro
     def scatter(self):
@@ -56,24 +54,58 @@ class Sums:
 
 @handle
 class OwnSums:
-    """Sums in an array that only this program adds to."""
+    """Sums in an array that only this program adds to, made by a part of the tile's rows after the other."""
 
     def __init__(self, program, tile_rows, out):
+        words = program.words
+        rows = tile_rows * words.sums_across // words.lanes
+        cols = words.width // words.sums_across
+        tall = words.lanes // words.sums_across
         self.program = program
-        self.sums = Sums(program, tile_rows)
         self.out = out
+        self.rows = min(rows, max(4, 64 // cols))
+        places = program.sum_row, program.sum_column, tall, words.sums_across
+        self.parts = [
+            Fragment(self.rows, cols, *places, first=first) for first in range(0, rows, self.rows)
+        ]
 
     @ti.func
     def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):
-        self.sums.scatter()
-        scores.stage()
-        part = self.sums.part
         if self.program.first_column < cols:
-            add_product(self.program, part, b, cols, False, True)
+            for n in ti.static(range(len(self.parts))):
+                self.add_part(self.parts[n], scores, b, start, stride, count, cols)
+
+    @ti.func
+    def add_part(self, part: ti.template(), scores: ti.template(), b: ti.template(), start, stride, count, cols):
+        program = self.program
+        # What is there is on its way while the product is made, unless some of it is not.
+        whole = part.row(part.rows - 1) < count and program.first_column + program.words.width <= cols
+        part.clear()
+        if whole:
+            self.read(part, start, stride)
+        add_product(program, part, scores, b, cols, False)
+        if whole:
+            self.write(part, start, stride)
+        else:
             for i in ti.static(range(part.rows)):
                 row = part.row(i)
                 if row < count:
-                    _save_row(self.program, part, self.out, start + row * stride, cols, i, True)
+                    _save_row(program, part, self.out, start + row * stride, cols, i, True)
+
+    @macro
+    def read(self, part, start, stride):
+        for i, line in enumerate(part.sums):
+            at = value(start + part.row(i) * stride + self.program.first_column)
+            for g in range(part.cols // 4):
+                for one, x in zip(line[4 * g :], self.program.words.four(self.out, at + part.column(4 * g)), strict=False):
+                    one._assign(x)
+
+    @macro
+    def write(self, part, start, stride):
+        for i, line in enumerate(part.sums):
+            at = value(start + part.row(i) * stride + self.program.first_column)
+            for g in range(part.cols // 4):
+                self.program.words.put_four(self.out, at + part.column(4 * g), line[4 * g : 4 * g + 4], 4)
 
 
 @macro

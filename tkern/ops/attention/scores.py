@@ -25,6 +25,11 @@ class Row:
         self.delta = delta
         self.bias = bias
 
+    @macro
+    def seeing(self, low, high):
+        """Return the same of a query that sees keys ``low`` to ``high``."""
+        return Row(low, high, self.shift, self.factor, self.delta, self.bias)
+
 
 @handle
 class Band:
