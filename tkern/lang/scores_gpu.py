@@ -84,8 +84,8 @@ class Scores:
     @ti.func
     def weigh(self, f: ti.template(), first_row, rows, first_column):
         product = self.begin()
-        lines = self.lines(f, first_row, rows)
         product.multiply(self.part)
+        lines = self.lines(f, first_row, rows)
         self.weigh_all(f, lines, first_row, rows, first_column)
         self.stage_first()
 
@@ -124,14 +124,14 @@ class Scores:
     def differentiate(self, grads: ti.template(), f: ti.template(), first_row, rows, first_column):
         """Turn scores into P, which is staged, and ``grads`` from dP into dS."""
         product = self.begin()
-        lines = self.lines(f, first_row, rows)
         product.multiply(self.part)
+        lines = self.lines(f, first_row, rows)
         raw = self.part.copied(f.which.plain)
-        other = grads.begin()
         self.weigh_all(f, lines, first_row, rows, first_column)
         self.stage_first()
+        other = grads.begin()
         other.multiply(grads.part)
-        self.gradients_each(grads, f, lines, raw)
+        self.gradients_each(grads, f, self.lines(f, first_row, rows), raw)
 
     @macro
     def gradients_each(self, grads, f, lines, raw):

@@ -81,8 +81,6 @@ class OwnSums:
         # What is there is on its way while the product is made, unless some of it is not.
         whole = part.row(part.rows - 1) < count and program.first_column + program.words.width <= cols
         part.clear()
-        if whole:
-            self.read(part, start, stride)
         add_product(program, part, scores, b, cols, False)
         if whole:
             self.write(part, start, stride)
@@ -102,6 +100,9 @@ class OwnSums:
 
     @macro
     def write(self, part, start, stride):
+        old = part.fresh()
+        self.read(old, start, stride)
+        part.add(old)
         for i, line in enumerate(part.sums):
             at = value(start + part.row(i) * stride + self.program.first_column)
             for g in range(part.cols // 4):
