@@ -7,9 +7,8 @@ along a row.
 """
 
 import taichi as ti
-from taichi.lang import impl
 
-from tkern.lang.macros import builder, handle, macro, value, variable
+from tkern.lang.macros import handle, macro, value, variable
 from tkern.lang.rows_gpu import element
 
 # The bits of a float32 that are not its sign; what is at least _INFINITY in them is not finite.
@@ -32,40 +31,29 @@ def grid(lane, lanes, across):
 class Shared:
     """The workgroup's memory, in groups of four floats."""
 
-    def __init__(self, fours, vectors):
-        self.vectors = vectors
-        if vectors:
-            self.array = ti.simt.block.SharedArray((fours,), ti.types.vector(4, ti.f32))
-        else:
-            self.array = ti.simt.block.SharedArray((4 * fours,), ti.f32)
+    def __init__(self, fours):
+        # Not vectors, which SPIR-V lacks here; on CUDA four neighbours are one load all the same.
+        self.array = ti.simt.block.SharedArray((4 * fours,), ti.f32)
 
     @macro
     def four(self, at):
         """Return four neighbouring floats."""
-        if self.vectors:
-            v = variable(self.array.subscript(at))
-            return [impl.subscript(builder(), v, u) for u in range(4)]
         return [value(self.array.subscript(at * 4 + u)) for u in range(4)]
 
     @macro
     def put_four(self, at, numbers):
-        if self.vectors:
-            self.array.subscript(at)._assign(ti.Vector(numbers))
-        else:
-            for u, v in enumerate(numbers):
-                self.array.subscript(at * 4 + u)._assign(v)
+        for u, v in enumerate(numbers):
+            self.array.subscript(at * 4 + u)._assign(v)
 
     @macro
     def one(self, at):
         """Float ``at``, to be read or assigned to."""
-        if self.vectors:
-            return impl.subscript(builder(), self.array.subscript(at >> 2), at & 3)
         return self.array.subscript(at)
 
 
 @handle
 class Fragment:
-    """The sums of one lane of a grid: ``rows`` and ``cols`` of them, in groups of four or, from ``first`` on, scattered rows."""
+    """The sums of one lane of a grid: rows × columns in groups of four; scattered rows if there is a ``first``."""
 
     def __init__(self, rows, cols, row, column, tall, across, first=None):
         self.rows = rows

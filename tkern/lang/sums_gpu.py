@@ -1,4 +1,4 @@
-"""Sums of products on a GPU: a program's columns of them in fragments, or in an array that only this program adds to."""
+"""Sums of products on a GPU: a program's columns in fragments, or in an array that only this program adds to."""
 
 import taichi as ti
 
@@ -65,9 +65,7 @@ class OwnSums:
         self.out = out
         self.rows = min(rows, max(4, 64 // cols))
         places = program.sum_row, program.sum_column, tall, words.sums_across
-        self.parts = [
-            Fragment(self.rows, cols, *places, first=first) for first in range(0, rows, self.rows)
-        ]
+        self.parts = [Fragment(self.rows, cols, *places, first=first) for first in range(0, rows, self.rows)]
 
     @ti.func
     def add_down(self, scores: ti.template(), b: ti.template(), start, stride, count, cols, band: ti.template()):
@@ -95,7 +93,9 @@ class OwnSums:
         for i, line in enumerate(part.sums):
             at = value(start + part.row(i) * stride + self.program.first_column)
             for g in range(part.cols // 4):
-                for one, x in zip(line[4 * g :], self.program.words.four(self.out, at + part.column(4 * g)), strict=False):
+                for one, x in zip(
+                    line[4 * g :], self.program.words.four(self.out, at + part.column(4 * g)), strict=False
+                ):
                     one._assign(x)
 
     @macro

@@ -43,9 +43,8 @@ class TileSizes:
     ``sums_across``  likewise along the columns of a sum
     ``slice``        columns of an operand, or rows of it, that are in shared memory at a time
     ``unrolled``     columns of a slice that are multiplied in one go, whose loads need not wait for each other
-    ``launched``     workgroups of a launch, the smallest that suffices; they are compiled in, since a range that is known
-                     only at run time makes a second launch, and always as many threads as there may be
-    ``vectors``      whether shared memory is read by vectors of 4, which SPIR-V's lacks
+    ``launched``     workgroups of a launch, the smallest that suffices; they are compiled in, since a range that is
+                     known only at run time makes a second launch, and always as many threads as there may be
     ``fours``        whether rows are read four floats at a time where they are whole vectors of 4
     ``resident``     programs that the device runs at once: with fewer key heads, a head's keys are divided
     ``most_parts``   floats that private dqs of parts of the keys may take, each of which is summed afterwards; where
@@ -62,7 +61,6 @@ class TileSizes:
     slice: int
     unrolled: int = 4
     launched: tuple[int, ...] = (512, 8192)
-    vectors: bool = False
     fours: bool = True
     resident: int = 1
     most_parts: int = 0
@@ -90,7 +88,7 @@ class TileSizes:
 
 @lru_cache(maxsize=None)
 def tile_words(backend: str, sizes: TileSizes | None = None, launched: int = 0, fours: bool = False) -> Any:
-    """Return the words of ``backend``, on a GPU for tiles of ``sizes``, so many workgroups, rows of whole vectors of 4."""
+    """Return the words of ``backend``, on a GPU for tiles of ``sizes``, so many workgroups, rows of whole fours."""
     if backend == "cpu":
         from tkern.lang.tiles_cpu import CpuTiles
 

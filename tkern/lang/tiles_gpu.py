@@ -2,8 +2,8 @@
 
 An operand is read where it is: ``load`` notes where its rows begin, and a product streams them through shared memory
 (:mod:`tkern.lang.products_gpu`). Rows that nothing sees are read like others: their scores count as 0
-(:mod:`tkern.lang.scores_gpu`), and what is multiplied by 0 has no effect, whatever it is. Sums of many columns are split
-over programs, each with ``width`` columns that fit into registers, which make the scores anew.
+(:mod:`tkern.lang.scores_gpu`), and what is multiplied by 0 has no effect, whatever it is. Sums of many columns are
+split over programs, each with ``width`` columns that fit into registers, which make the scores anew.
 
 The lane is the low bits of the loop's index, which holds on every backend as long as the range is a multiple of
 ``lanes``; every barrier stands where all lanes of the workgroup pass. There are no atomics, and each sum has a fixed
@@ -148,7 +148,7 @@ class _Program:
         self.lane = value(i & (words.lanes - 1))
         self.score_column, self.score_row = grid(self.lane, words.lanes, words.across)
         self.sum_column, self.sum_row = grid(self.lane, words.lanes, words.sums_across)
-        self.shared = Shared(words.sizes.shared_fours, words.sizes.vectors)
+        self.shared = Shared(words.sizes.shared_fours)
         # What slices had numbers that are not finite: see add_product.
         self.mark = variable(0)
         self.marks = ti.simt.block.SharedArray((2,), ti.i32)

@@ -44,8 +44,8 @@ class Band:
 class Scores:
     """From products to scores, weights and their gradients, for one (batch, head).
 
-    ``which`` says at compile time what is known already: ``stats`` (m and l) and ``delta``, and whether all is ``plain``:
-    without a bias, a key mask or a softcap.
+    ``which`` says at compile time what is known already: ``stats`` (m and l) and ``delta``, and whether all is
+    ``plain``: without a bias, a key mask or a softcap.
     """
 
     def __init__(self, t, which, arrays, numbers, batch, head):
