@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tkern
-from tkern import arrays, parity, registry
+from tkern import arrays, parity, registry, runtime
 from tkern.errors import DTypeError, OptionError, ShapeError, SizeLimitError
 from tkern.ops.attention import drawing, peers
 from tkern.ops.attention.drawing import Sizes
+from tkern.ops.attention.sizes import SIZES
 from tkern.spec import Case
 
 _NAMES = ("q", "k", "v", "bias")
@@ -441,6 +442,21 @@ def test_any_option_with_any_other(
         result = parity.check_case(
             ops[name], Case("drawn", lambda _, make=make: make(np.random.default_rng(seed))), backend
         )
+        assert result.held, f"{name}: {result.problem}"
+
+
+# Partial tiles and slices in every direction, shared key heads, chunks of columns, and rows of whole vectors and not.
+@pytest.mark.parametrize("table", ["cuda", "vulkan"])
+@pytest.mark.parametrize("sizes", [Sizes(1, 4, 2, 70, 130, 68, 68), Sizes(2, 1, 1, 65, 17, 33, 20)], ids=str)
+def test_tiles_of_real_gpus(table: str, sizes: Sizes, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device in software has a table of its own: here it runs the tiles of real ones."""
+    if not runtime.backend(backend).in_software:
+        pytest.skip("only a GPU in software runs other tiles than its own in its tests")
+    monkeypatch.setitem(SIZES, "software", SIZES[table])
+    make = drawing.backward(sizes, causal=True, dlse=True)
+    for name, case in (("attention", drawing.forward(make)), ("attention_backward", make)):
+        drawn = Case("drawn", lambda _, case=case: case(np.random.default_rng(3)))
+        result = parity.check_case(registry.all_ops()[name], drawn, backend)
         assert result.held, f"{name}: {result.problem}"
 
 

@@ -42,14 +42,15 @@ __all__ = [
 # What Taichi is started with; each set of options has its own cache folder (see tkern.cache).
 #   fast_math=False              else guards against infinities are folded away (a fully masked softmax row is NaN)
 #   unrolling_limit=0            no warning about long compile-time loops: they are meant
-#   real_matrix_scalarize=False  on a CPU a vector type becomes one LLVM vector, which is what makes it fast
+#   real_matrix_scalarize=False  a vector type becomes one LLVM vector: what makes a CPU fast; on CUDA four floats are
+#                                one load
 #   make_cpu_multithreading_loop=False  else a loop of 512 steps or fewer runs on one thread
 _COMMON: dict[str, Any] = {"fast_math": False, "unrolling_limit": 0}
 OPTIONS: dict[str, dict[str, Any]] = {
     "cpu": {**_COMMON, "real_matrix_scalarize": False, "make_cpu_multithreading_loop": False},
     "metal": {**_COMMON, "opt_level": 0},
     "vulkan": {**_COMMON, "opt_level": 0},
-    "cuda": {**_COMMON, "opt_level": 0},
+    "cuda": {**_COMMON, "opt_level": 0, "real_matrix_scalarize": False},
 }
 
 # Held while a kernel is compiled or launched and while the backend changes: Taichi itself is not thread-safe.

@@ -42,9 +42,9 @@ class TileSizes:
     ``across``       lanes side by side along the keys of a tile; a lane has keys/across columns, at least 4
     ``sums_across``  likewise along the columns of a sum
     ``slice``        columns of an operand, or rows of it, that are in shared memory at a time
-    ``launched``     workgroups of a launch, the smallest that suffices; they are compiled in, since a range that is known
-                     only at run time makes a second launch, and always as many threads as there may be
-    ``vectors``      whether shared memory is read by vectors of 4, which SPIR-V's lacks
+    ``unrolled``     columns of a slice that are multiplied in one go, whose loads need not wait for each other
+    ``launched``     workgroups of a launch, the smallest that suffices; they are compiled in, since a range that is
+                     known only at run time makes a second launch, and always as many threads as there may be
     ``fours``        whether rows are read four floats at a time where they are whole vectors of 4
     ``resident``     programs that the device runs at once: with fewer key heads, a head's keys are divided
     ``most_parts``   floats that private dqs of parts of the keys may take, each of which is summed afterwards; where
@@ -59,8 +59,8 @@ class TileSizes:
     across: int
     sums_across: int
     slice: int
+    unrolled: int = 4
     launched: tuple[int, ...] = (512, 8192)
-    vectors: bool = False
     fours: bool = True
     resident: int = 1
     most_parts: int = 0
@@ -73,15 +73,22 @@ class TileSizes:
     @property
     def shared_fours(self) -> int:
         """Return the groups of four floats of shared memory that a kernel takes."""
-        streamed = (self.queries + self.keys) * (self.slice // 4 + 1)
-        staged = self.queries * (self.keys // 4 + 1) + self.slice * self.width // 4
+        staged = self.queries * (self.keys // 4 + 1)
+        streamed = self.slice * max(self.queries // 4 + self.keys // 4 + 2, self.width // 4)
         running = -(-2 * self.queries * self.across // 4)
-        return max(streamed, staged, running)
+        return max(staged + streamed, running)
+
+    def parts_for(self, programs: int, tiles: int) -> int:
+        """Return into how many parts to divide ``tiles``, where there are ``programs`` for each part.
+
+        The device runs ``resident`` programs at a time: the fewest parts of those that need the least time.
+        """
+        return min(range(1, tiles + 1), key=lambda n: (-(-programs * n // self.resident) * -(-tiles // n), n))
 
 
 @lru_cache(maxsize=None)
 def tile_words(backend: str, sizes: TileSizes | None = None, launched: int = 0, fours: bool = False) -> Any:
-    """Return the words of ``backend``, on a GPU for tiles of ``sizes``, so many workgroups, rows of whole vectors of 4."""
+    """Return the words of ``backend``, on a GPU for tiles of ``sizes``, so many workgroups, rows of whole fours."""
     if backend == "cpu":
         from tkern.lang.tiles_cpu import CpuTiles
 

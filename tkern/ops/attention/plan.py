@@ -43,6 +43,8 @@ class Work:
         self._sizes = sizes_for(backend, inputs)
         # Whether rows are read four floats at a time.
         self._fours = self._sizes is not None and self._sizes.fours and inputs.dim % 4 == inputs.value_dim % 4 == 0
+        # Whether kernels are compiled without what they could do to scores beside position: worth it where it is slow.
+        self._plain = self._sizes is not None and options.bias is None is options.key_mask and not options.softcap
         self._words = tile_words(backend, self._sizes)
         _refuse_long_loops(inputs, options, backend, self._words)
         self._q, self._k, self._v = (self._rows_of(one.argument(backend)) for one in (inputs.q, inputs.k, inputs.v))
@@ -156,7 +158,7 @@ class Work:
         if sizes is None:
             return _even_parts(heads, min(tiles, 1 + _MOST_PARTS_BYTES // (4 * count)))
         chunks = self._chunks(max(size.dim if "k" in wanted else 1, size.value_dim if "v" in wanted else 1))
-        parts: int = min(tiles, -(-sizes.resident // (heads * chunks)))
+        parts: int = sizes.parts_for(heads * chunks, tiles)
         return parts if parts * count <= sizes.most_parts else 0
 
     def _stretch(self) -> int:
@@ -230,6 +232,7 @@ class Work:
         words = tile_words(self._backend, self._sizes, launched, self._fours)
         if not which:
             return compiled(getattr(kernel, name), words)
+        which["plain"] = self._plain
         return compiled(_with(getattr(kernel, name), tuple(which.items())), words)
 
     def _pack(self, **changes: int) -> Any:

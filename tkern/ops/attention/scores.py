@@ -25,6 +25,11 @@ class Row:
         self.delta = delta
         self.bias = bias
 
+    @macro
+    def seeing(self, low, high):
+        """Return the same of a query that sees keys ``low`` to ``high``."""
+        return Row(low, high, self.shift, self.factor, self.delta, self.bias)
+
 
 @handle
 class Band:
@@ -39,7 +44,8 @@ class Band:
 class Scores:
     """From products to scores, weights and their gradients, for one (batch, head).
 
-    ``which`` says at compile time what is known already: ``stats`` (m and l) and ``delta``.
+    ``which`` says at compile time what is known already: ``stats`` (m and l) and ``delta``, and whether all is
+    ``plain``: without a bias, a key mask or a softcap.
     """
 
     def __init__(self, t, which, arrays, numbers, batch, head):
@@ -86,7 +92,7 @@ class Scores:
         """Return scale·s, softcapped, and the derivative of that by s."""
         x = s * self.scale
         slope = self.t.all(self.scale)
-        if self.softcap > 0.0:
+        if not ti.static(self.which.plain) and self.softcap > 0.0:
             # tanh y = 1 − 2/(exp 2y + 1); beyond ±40 it is ±1 to the last bit.
             y = x * (1.0 / self.softcap)
             y = ti.select(y > 40.0, 40.0, ti.select(y < -40.0, -40.0, y))
@@ -98,13 +104,13 @@ class Scores:
     @ti.func
     def masked(self, row, columns, x):
         """Return scores with their bias, LOWEST where the key is hidden."""
-        if self.has_bias == 1:
+        if not ti.static(self.which.plain) and self.has_bias == 1:
             if self.bias_k == 1:
                 x = x + self.t.some(self.arrays.bias, row.bias + columns.first, self.n.keys - columns.first)
             else:
                 x = x + self.t.all(self.t.scalar(self.arrays.bias, row.bias))
             x = ti.select(x < LOWEST, LOWEST, x)
-        if self.has_mask == 1:
+        if not ti.static(self.which.plain) and self.has_mask == 1:
             seen = self.t.some(self.arrays.key_mask, self.mask_at + columns.first, self.n.keys - columns.first)
             x = ti.select(seen > 0.5, x, LOWEST)
         # Most columns lie inside: a branch is cheaper than comparing each of them.
@@ -135,6 +141,12 @@ class Scores:
         x, slope = self.raw(s)
         p = self.t.exp(self.masked(row, columns, x) - row.shift) * row.factor
         return p, ti.select(p == 0.0, 0.0, p * (dp - row.delta) * slope)
+
+    @ti.func
+    def gradient(self, row, s, p, dp):
+        """Return dS by the product QKᵀ where P is known."""
+        _, slope = self.raw(s)
+        return ti.select(p == 0.0, 0.0, p * (dp - row.delta) * slope)
 
     @ti.func
     def bias_gradient(self, row, columns, s, dp):
