@@ -46,6 +46,7 @@ class TileSizes:
     ``launched``     workgroups of a launch, the smallest that suffices; they are compiled in, since a range that is
                      known only at run time makes a second launch, and always as many threads as there may be
     ``fours``        whether rows are read four floats at a time where they are whole vectors of 4
+    ``plain``        whether kernels are compiled anew for calls without what an op can do to scores beside position
     ``resident``     programs that the device runs at once: with fewer key heads, a head's keys are divided
     ``most_parts``   floats that private dqs of parts of the keys may take, each of which is summed afterwards; where
                      they would take more, dq is made by a launch of its own, from scores that it makes anew
@@ -62,6 +63,7 @@ class TileSizes:
     unrolled: int = 4
     launched: tuple[int, ...] = (512, 8192)
     fours: bool = True
+    plain: bool = True
     resident: int = 1
     most_parts: int = 0
     reason: str = field(default="", compare=False)

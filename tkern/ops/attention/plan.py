@@ -44,7 +44,8 @@ class Work:
         # Whether rows are read four floats at a time.
         self._fours = self._sizes is not None and self._sizes.fours and inputs.dim % 4 == inputs.value_dim % 4 == 0
         # Whether kernels are compiled without what they could do to scores beside position: worth it where it is slow.
-        self._plain = self._sizes is not None and options.bias is None is options.key_mask and not options.softcap
+        plain = options.bias is None and options.key_mask is None and not options.softcap
+        self._plain = self._sizes is not None and self._sizes.plain and plain
         self._words = tile_words(backend, self._sizes)
         _refuse_long_loops(inputs, options, backend, self._words)
         self._q, self._k, self._v = (self._rows_of(one.argument(backend)) for one in (inputs.q, inputs.k, inputs.v))

@@ -11,8 +11,8 @@ __all__ = ["SIZES", "sizes_for"]
 SIZES: dict[str, tuple[TileSizes, ...]] = {
     "software": (
         TileSizes(
-            16, 16, 32, 16, 4, 4, 16, launched=(64,), resident=4, most_parts=2**22,
-            reason="a device in software: the least work for a partial tile",
+            16, 16, 32, 16, 4, 4, 16, launched=(64,), fours=False, plain=False, resident=4, most_parts=2**22,
+            reason="a device in software: the least work for a partial tile, and few kernels, for it compiles slowly",
         ),
     ),
     "vulkan": (
