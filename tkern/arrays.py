@@ -18,7 +18,6 @@ Results are of the kind of the op's first array.
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
 from dataclasses import dataclass
@@ -32,7 +31,6 @@ from tkern.errors import AliasError, BackendUnavailable, DTypeError, OptionError
 __all__ = [
     "Input",
     "Output",
-    "as_fours",
     "as_vectors",
     "make_output",
     "number",
@@ -202,34 +200,6 @@ def take_output(name: str, value: Any, shape: tuple[int, ...], *, apart: tuple[I
         raise AliasError(argument=name, expected="an array that may be written", got="a read-only one")
     _refuse_shared(name, value, apart)
     return Output(shape, given, backend, as_vectors(host), value)
-
-
-def as_fours(argument: Any) -> Any:
-    """Return a GPU kernel's argument, whose last axis is a multiple of 4, seen as vectors of 4 floats.
-
-    A tensor that does not begin on a vector is copied: it may be a part of another one.
-    """
-    if hasattr(argument, "data_ptr"):
-        return (argument if argument.data_ptr() % 16 == 0 else argument.clone()).view(-1, 4)
-    return _fours_class()(argument)
-
-
-@functools.cache
-def _fours_class() -> type:
-    ti = sys.modules["taichi"]
-
-    class Fours(ti.Ndarray):  # type: ignore[misc, name-defined]
-        """The memory of a ``ti.ndarray`` of floats as vectors of 4, which Taichi has no word for."""
-
-        def __init__(self, whole: Any) -> None:
-            super().__init__()
-            self.whole = whole  # so that it lives as long
-            self.arr = whole.arr
-            self.dtype = whole.dtype
-            self.shape = (*whole.shape[:-1], whole.shape[-1] // 4)
-            self.element_type = ti.types.vector(4, ti.f32).tensor_type
-
-    return Fours
 
 
 def workspace(count: int, backend: str) -> Any:

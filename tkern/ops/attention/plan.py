@@ -15,6 +15,7 @@ from typing import Any
 
 from tkern import arrays, runtime
 from tkern.errors import SizeLimitError
+from tkern.fours import as_fours
 from tkern.launch import Group, Launch
 from tkern.ops.attention.options import Inputs, Options
 from tkern.ops.attention.sizes import sizes_for
@@ -217,7 +218,7 @@ class Work:
 
     def _rows_of(self, argument: Any) -> Any:
         """Return an argument of rows as the kernels take it."""
-        return arrays.as_fours(argument) if self._fours else argument
+        return as_fours(argument) if self._fours else argument
 
     def _chunks(self, columns: int) -> int:
         """Return how many programs share the ``columns`` of a sum."""
