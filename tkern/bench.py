@@ -32,6 +32,7 @@ import numpy as np
 
 import tkern
 from tkern import runtime
+from tkern.arrays import DTYPES
 from tkern.compare import FLOORS
 from tkern.errors import OptionError, TkernError
 from tkern.parity import compare_outputs, truth_of
@@ -238,7 +239,7 @@ def _on_device(host: Inputs, backend: str) -> Inputs:
             return torch.from_numpy(value).cuda()
         import taichi as ti
 
-        array = ti.ndarray(ti.f32, value.shape)
+        array = ti.ndarray(getattr(ti, DTYPES[value.dtype.name]), value.shape)
         array.from_numpy(value)
         return array
 

@@ -219,7 +219,10 @@ def compare_outputs(op: Op, truth: Truth, got: Outputs, floor: float) -> list[Co
 
 
 def _rejects(op: Op, truth: Truth, wrong: Outputs, floor: float) -> bool:
-    as_kernel = tuple(None if a is None else np.asarray(a, np.float32) for a in wrong)
+    as_kernel = tuple(
+        None if a is None else a if w is not None and w.dtype.kind in "iu" else np.asarray(a, np.float32)
+        for a, w in zip(wrong, truth.want, strict=True)
+    )
     return not all(c.held for c in compare_outputs(op, truth, as_kernel, floor))
 
 
@@ -268,13 +271,15 @@ def _check_difference(op: Op, check: FiniteDifferences, case: Case) -> CaseResul
 
 
 def _cancels(truth: Truth, k: int, name: str) -> bool:
-    rms = float(np.sqrt(np.mean(truth.want[k] ** 2)))
+    rms = float(np.sqrt(np.mean(np.asarray(truth.want[k], np.float64) ** 2)))
     return rms <= 1e-4 * truth.scales.get(name, 0.0) or rms == 0
 
 
 def _one_nan(array: np.ndarray) -> np.ndarray:
     spoiled = np.array(array)
-    spoiled.flat[spoiled.size // 2] = np.nan
+    # Integers have no NaN: one of them that is off by one stands for it.
+    at = spoiled.size // 2
+    spoiled.flat[at] = spoiled.flat[at] ^ 1 if spoiled.dtype.kind in "iu" else np.nan
     return spoiled
 
 
