@@ -36,6 +36,7 @@ __all__ = [
     "Output",
     "as_fours",
     "as_vectors",
+    "constants",
     "make_output",
     "number",
     "shape_text",
@@ -264,6 +265,15 @@ def zeros(count: int, backend: str) -> Any:
     if backend == "cpu":
         return np.zeros((_padded(count) // _WIDTH, _WIDTH), np.float32)
     return _device_array(count)  # which Taichi fills with zeros
+
+
+def constants(host: np.ndarray, backend: str) -> Any:
+    """Return a kernel argument with the numbers of a contiguous array that no caller sees."""
+    if backend != "cpu":
+        return _upload(host)
+    padded = np.zeros(_padded(host.size), host.dtype)
+    padded[: host.size] = host.reshape(-1)
+    return padded.reshape(-1, _WIDTH)
 
 
 def number(name: str, value: Any) -> float:

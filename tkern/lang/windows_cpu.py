@@ -1,0 +1,397 @@
+"""The words of :mod:`tkern.lang.windows` on a CPU: a program is a task, its one lane works on 16 windows side by side.
+
+16 neighbouring windows are 16 neighbours in the arrays of windows, and at one place in each of them stand cells that
+are ``stride`` apart. So the cells of a row are taken by their place r in their block of ``stride`` cells: those of 16
+blocks lie under 16 neighbouring windows, shifted by a number that depends on r and the place in the window alone. Where
+the geometry is compiled in, a group is 16 blocks whole, ``stride`` vectors, which are interleaved and written as one.
+
+A window that is shifted past the end of its row is, in memory, one of another row. Where windows reach as far as the
+image (``whole``: windows·stride ≥ size) such a one needs no mask: its largest cell is real in its own row, so it stands
+at least a row's length away from the cell in question. Only the ends of the arrays are then taken with care.
+"""
+
+import taichi as ti
+from taichi.lang import impl
+
+from tkern.lang.macros import builder, handle, macro, value, variable
+from tkern.lang.rows_cpu import WIDTH, Vector, load, load_scalar, store, store_scalar, store_some
+from tkern.lang.window_numbers import LEAST, OFFSETS, Axis, Numbers, order_of
+
+Ints = ti.types.vector(WIDTH, ti.i32)
+
+
+@macro
+def _lanes(f):
+    """Return a vector of ``f(k)``."""
+    return variable(ti.Vector([f(k) for k in range(WIDTH)]))
+
+
+@macro
+def _lane(v, k):
+    return impl.subscript(builder(), v, k)
+
+
+@macro
+def _load_ints(a, at):
+    return _lanes(lambda k: ti.cast(_element(a, at, k), ti.i32))
+
+
+@macro
+def _element(a, at, k):
+    return _lane(impl.subscript(builder(), a, at >> 4), (at & (WIDTH - 1)) + k)
+
+
+@macro
+def _bits(v):
+    return _lanes(lambda k: ti.bit_cast(_lane(v, k), ti.i32))
+
+
+@macro
+def _lane_numbers():
+    return variable(Ints(list(range(WIDTH))))
+
+
+@ti.func
+def _spread(a: ti.template(), at, stride: ti.template()):
+    """Return 16 floats from ``at`` on, ``stride`` apart."""
+    v = Vector(0.0)
+    if ti.static(isinstance(stride, int) and stride == 1):
+        v = load(a, at)
+    elif ti.static(isinstance(stride, int) and stride == 2):
+        # Two loads that reach no further than the last float.
+        low, high = load(a, at), load(a, at + (WIDTH - 1))
+        v = _even(low, high)
+    else:
+        for k in ti.static(range(WIDTH)):
+            v[k] = load_scalar(a, at + k * stride)
+    return v
+
+
+@macro
+def _even(low, high):
+    return _lanes(lambda k: _lane(low, 2 * k) if k < WIDTH // 2 else _lane(high, 2 * k - (WIDTH - 1)))
+
+
+@handle
+class CpuWindows:
+    """Words for one task per program.
+
+    ``fixed`` is (kernel, stride, pad, dilation) of the horizontal axis where it is compiled in; ``whole`` then says
+    whether its windows reach as far as the image.
+    """
+
+    Array = ti.types.ndarray(dtype=Vector, ndim=1)
+    Moves = ti.types.ndarray(dtype=Ints, ndim=1)
+    Numbers = Numbers
+    lanes = 1
+
+    def __init__(self, fixed, whole, dtype):
+        self.Offsets = ti.types.ndarray(dtype=ti.types.vector(WIDTH, OFFSETS[dtype]), ndim=1)
+        self.dtype = OFFSETS[dtype]
+        self.fixed = fixed
+        self.whole = whole
+        self.key = ("cpu windows", fixed, whole, dtype)
+
+    @macro
+    def threads(self, programs):
+        return programs
+
+    @macro
+    def program(self, i, programs, n):
+        return _Program(self, i, programs, n)
+
+
+@handle
+class _Program:
+    def __init__(self, words, i, programs, n):
+        self.words = words
+        self.id = i
+        self.programs = programs
+        self.n = n
+        self.h = Axis(n, "h", None)
+        self.w = Axis(n, "w", words.fixed)
+
+    # A program owns neighbouring rows, so that memory is walked in one direction. The first rows % programs programs
+    # have one row more.
+    @ti.func
+    def first(self):
+        rows = self.n.rows
+        return self.id * (rows // self.programs) + ti.min(self.id, rows % self.programs)
+
+    @ti.func
+    def steps(self, rows):
+        return rows // self.programs + ti.cast(self.id < rows % self.programs, ti.i32)
+
+    @macro
+    def cell_row(self, step):
+        return _CellRow(self, value(self.first() + step))
+
+    @macro
+    def window_row(self, step):
+        return _WindowRow(self, value(self.first() + step))
+
+
+@handle
+class _CellRow:
+    def __init__(self, program, index):
+        h, w = program.h, program.w
+        self.program = program
+        self.plane = value(index // h.size)
+        self.start = value(index * w.size)
+        place, window, count = h.covering(index - self.plane * h.size, 0)
+        self.place, self.window, self.windows = value(place), value(window), value(count)
+        self.blocks = value((w.size + (w.stride - 1)) // w.stride)
+        self.across = value((self.blocks + (WIDTH - 1)) >> 4)
+        # Where the geometry is not compiled in, a group has one place r in 16 blocks.
+        self.steps = self.across if program.words.fixed is not None else value(self.across * ti.min(w.stride, w.size))
+
+    @macro
+    def cells(self, b):
+        return _FixedCells(self, b) if self.program.words.fixed is not None else _Cells(self, b)
+
+    @macro
+    def window_row(self, a):
+        """Return (start, offset) of the a-th row of windows: its start in arrays, the offset of its first column."""
+        h, w = self.program.h, self.program.w
+        window = value(self.window - a * h.back)
+        start = value((self.plane * h.windows + window) * w.windows)
+        return start, value((self.place + a * h.step) * w.kernel)
+
+
+@handle
+class _Total:
+    def __init__(self, count):
+        self.parts = [variable(Vector(0.0)) for _ in range(count)]
+
+
+@macro
+def _add(total, part, v):
+    total.parts[part]._assign(total.parts[part] + v)
+
+
+@handle
+class _FixedCells:
+    """16 blocks of ``stride`` cells, the last of a row beginning 16 blocks before its end."""
+
+    windows = 1
+
+    def __init__(self, row, b):
+        kernel, self.stride, pad, dilation = row.program.words.fixed
+        self.row = row
+        self.block = value(ti.max(ti.min(b * WIDTH, row.blocks - WIDTH), 0))
+        # Place j in the window: at r of the block, shifted by so many windows.
+        self.places = [((j * dilation - pad) % self.stride, (j * dilation - pad) // self.stride) for j in range(kernel)]
+        shifts = [shift for _, shift in self.places]
+        self.low, self.high = min(shifts), max(shifts)
+
+    @macro
+    def zero(self):
+        return _Total(self.stride)
+
+    @ti.func
+    def sum(self, total: ti.template(), a, c, f: ti.template(), given: ti.template()):
+        start, offset = self.row.window_row(a)
+        w, h = self.row.program.w, self.row.program.h
+        first, last = self.block - self.high, self.block - self.low + (WIDTH - 1)
+        if ti.static(self.row.program.words.whole):
+            # Only the ends of the arrays: windows of other rows do no harm.
+            first = first + start
+            last = last + start - (self.row.program.n.planes * h.windows - 1) * w.windows
+        if first >= 0 and last < w.windows:
+            self.sum_places(total, start, offset, f, given, True)
+        else:
+            self.sum_places(total, start, offset, f, given, False)
+
+    @macro
+    def sum_places(self, total, start, offset, f, given, easy):
+        for j, (r, shift) in enumerate(self.places):
+            first = value(self.block - shift)
+            over = _Over(self.row, start, first, value(offset + j), easy)
+            _add(total, r, f(over, given))
+
+    @ti.func
+    def put(self, dx: ti.template(), total: ti.template()):
+        cell = self.block * self.stride
+        left = self.row.program.w.size - cell
+        for q in ti.static(range(self.stride)):
+            v = self.interleaved(total, q)
+            if left >= (q + 1) * WIDTH:
+                store(dx, self.row.start + cell + q * WIDTH, v)
+            elif left > q * WIDTH:
+                store_some(dx, self.row.start + cell + q * WIDTH, left - q * WIDTH, v)
+
+    @macro
+    def interleaved(self, total, q):
+        s = self.stride
+        if s == 1:
+            return total.parts[0]
+        return _lanes(lambda k: _lane(total.parts[(q * WIDTH + k) % s], (q * WIDTH + k) // s))
+
+
+@handle
+class _Cells:
+    """The cells at place r of 16 blocks."""
+
+    def __init__(self, row, b):
+        w = row.program.w
+        r = value(b // row.across)
+        self.row = row
+        self.cell = value((b - r * row.across) * WIDTH * w.stride + r)
+        self.place, self.window, self.windows = (value(n) for n in w.covering(self.cell, WIDTH - 1))
+
+    @macro
+    def zero(self):
+        return _Total(1)
+
+    @ti.func
+    def sum(self, total: ti.template(), a, c, f: ti.template(), given: ti.template()):
+        w = self.row.program.w
+        start, offset = self.row.window_row(a)
+        first = self.window - c * w.back
+        offset += self.place + c * w.step
+        if first >= 0 and first + (WIDTH - 1) < w.windows:
+            self.sum_one(total, start, offset, f, given, first, True)
+        else:
+            self.sum_one(total, start, offset, f, given, first, False)
+
+    @macro
+    def sum_one(self, total, start, offset, f, given, first, easy):
+        _add(total, 0, f(_Over(self.row, start, first, offset, easy), given))
+
+    @ti.func
+    def put(self, dx: ti.template(), total: ti.template()):
+        w = self.row.program.w
+        for k in ti.static(range(WIDTH)):
+            cell = self.cell + k * w.stride
+            if cell < w.size:
+                store_scalar(dx, self.row.start + cell, _lane(total.parts[0], k))
+
+
+@handle
+class _Over:
+    """16 windows over 16 cells: those from ``first`` on of the row at ``start``.
+
+    Unless ``easy``, some may not exist: their offset is −1, their numbers 0.
+    """
+
+    def __init__(self, row, start, first, offset, easy):
+        self.row = row
+        self.start = start
+        self.first = first
+        self.offset = offset
+        self.easy = easy
+
+    @macro
+    def index(self, a):
+        if self.easy:
+            return _load_ints(a, value(self.start + self.first))
+        return self.load(a, variable(Ints(-1)), ti.i32)
+
+    @macro
+    def value(self, a):
+        if self.easy:
+            return load(a, value(self.start + self.first))
+        return self.load(a, variable(Vector(0.0)), ti.f32)
+
+    @ti.func
+    def load(self, a: ti.template(), v: ti.template(), dtype: ti.template()):
+        lanes = _lane_numbers()
+        for k in range(ti.max(0, -self.first), ti.min(WIDTH, self.row.program.w.windows - self.first)):
+            v = ti.select(lanes == k, ti.cast(load_scalar(a, self.start + self.first + k), dtype), v)
+        return v
+
+    @macro
+    def where(self, condition, v):
+        return ti.select(condition, v, variable(Vector(0.0)))
+
+
+@handle
+class _WindowRow:
+    def __init__(self, program, index):
+        h, w = program.h, program.w
+        self.program = program
+        self.plane = value(index // h.windows)
+        self.window = value(index - self.plane * h.windows)
+        self.start = value(index * w.windows)
+        self.steps = value((w.windows + (WIDTH - 1)) >> 4)
+        first, last = h.real(self.window)
+        self.first, self.last = value(first), value(last)
+
+    @macro
+    def windows(self, b):
+        return _Windows(self, b)
+
+
+@handle
+class _Windows:
+    """16 windows of a row, the last ones ending where it does; fewer where the row is shorter."""
+
+    def __init__(self, row, b):
+        h, w = row.program.h, row.program.w
+        self.row = row
+        self.window = value(ti.max(ti.min(b * WIDTH, w.windows - WIDTH), 0))
+        self.count = value(ti.min(w.windows, WIDTH))
+        self.at = value(row.start + self.window)
+        self.line = value((row.plane * h.size + row.window * h.stride - h.pad) * w.size)
+        self.col = value(self.window * w.stride - w.pad)
+        self.first, self.last = 0, w.kernel
+
+    @macro
+    def least(self):
+        return variable(Ints(LEAST))
+
+    @macro
+    def nothing(self):
+        return variable(Vector(0.0))
+
+    @macro
+    def nowhere(self):
+        return variable(Ints(0))
+
+    @macro
+    def cell(self, i, j):
+        return _At(self, i, j)
+
+    @ti.func
+    def put(self, y: ti.template(), v):
+        if self.count == WIDTH:
+            store(y, self.at, v)
+        else:
+            store_some(y, self.at, self.count, v)
+
+    @ti.func
+    def put_offsets(self, a: ti.template(), v):
+        for k in ti.static(range(WIDTH)):
+            if k < self.count:
+                store_scalar(a, self.at + k, ti.cast(v[k], self.row.program.words.dtype))
+
+
+@handle
+class _At:
+    """The cells at place (i, j) of 16 windows; some may not be real: their value is 0 and their order ``LEAST``."""
+
+    def __init__(self, windows, i, j):
+        w, h = windows.row.program.w, windows.row.program.h
+        self.w = w
+        self.offset = value(i * w.kernel + j)
+        self.line = value(windows.line + i * h.dilation * w.size)
+        self.col = value(windows.col + j * w.dilation)
+        # Lanes from ``first`` up to ``last`` have a real cell.
+        self.first = value((ti.max(0, -self.col) + (w.stride - 1)) // w.stride)
+        self.last = value(ti.min(WIDTH, (w.size - self.col + (w.stride - 1)) // w.stride))
+
+    @ti.func
+    def value(self, x: ti.template()):
+        v = Vector(0.0)
+        if self.first == 0 and self.last == WIDTH:
+            v = _spread(x, self.line + self.col, self.w.stride)
+        else:
+            lanes = _lane_numbers()
+            for k in range(self.first, self.last):
+                v = ti.select(lanes == k, load_scalar(x, self.line + self.col + k * self.w.stride), v)
+        return v
+
+    @ti.func
+    def order(self, v):
+        lanes = _lane_numbers()
+        return ti.select((lanes >= self.first) & (lanes < self.last), order_of(_bits(v)), LEAST)
