@@ -8,7 +8,7 @@ from tkern.lang.macros import handle, macro
 from tkern.lang.windows import NAMES
 
 Numbers = ti.types.struct(
-    rows=ti.i32, planes=ti.i32, **{f"{name}_{axis}": ti.i32 for axis in "hw" for name in NAMES}
+    rows=ti.i32, skip_at=ti.i32, skip=ti.i32, planes=ti.i32, **{f"{name}_{axis}": ti.i32 for axis in "hw" for name in NAMES}
 )
 OFFSETS = {"uint8": ti.u8, "int32": ti.i32}
 
@@ -51,28 +51,36 @@ class Axis:
         All of them are real: place + a·step < kernel, 0 ≤ window − a·back < windows. For ``more`` further cells, a
         stride apart, each window is one further; left out is then what is real for none of them.
         """
+        # Divisions of numbers that are not negative, or exact: those of C, which take half the time of Python's.
         at = cell + self.pad
-        within = at // self.common
-        place = within % self.step * self.inverse % self.step
+        within = ti.raw_div(at, self.common)
+        place = ti.raw_mod(ti.raw_mod(within, self.step) * self.inverse, self.step)
         window = 0
         count = 0
         if within * self.common == at and place < self.kernel:
-            window = (at - place * self.dilation) // self.stride
+            window = ti.raw_div(at - place * self.dilation, self.stride)
             # Windows past the last one are left out.
-            skip = ti.max(0, (window - self.windows + self.back) // self.back)
+            skip = ti.raw_div(ti.max(0, window - self.windows + self.back), self.back)
             place += skip * self.step
             window -= skip * self.back
             if window + more >= 0 and place < self.kernel:
-                count = ti.min((self.kernel - 1 - place) // self.step, (window + more) // self.back) + 1
+                least = ti.raw_div(self.kernel - 1 - place, self.step)
+                count = ti.min(least, ti.raw_div(window + more, self.back)) + 1
         return place, window, count
 
     @ti.func
     def real(self, window):
         """Return (first, last): places ``first`` up to ``last`` − 1 of a window are cells of the image."""
         begin = window * self.stride - self.pad
-        first = (ti.max(0, -begin) + (self.dilation - 1)) // self.dilation
-        last = ti.min(self.kernel, (self.size - begin + (self.dilation - 1)) // self.dilation)
+        first = ti.raw_div(ti.max(0, -begin) + (self.dilation - 1), self.dilation)
+        last = ti.min(self.kernel, ti.raw_div(self.size - begin + (self.dilation - 1), self.dilation))
         return first, last
+
+
+@ti.func
+def row_index(n: ti.template(), step):
+    """Return the index of a launch's row: ``skip`` rows are left out from ``skip_at`` on."""
+    return step + ti.select(step >= n.skip_at, n.skip, 0)
 
 
 @handle

@@ -1,6 +1,6 @@
 """Plan how the cells of images and the windows over them are laid over programs and lanes.
 
-:func:`plan_windows` returns the object whose attributes and methods are the words of a kernel's text:
+:func:`plan_cells` and :func:`plan_windows` return objects whose attributes and methods are the words of a kernel's text:
 :class:`tkern.lang.windows_cpu.CpuWindows` or one of :mod:`tkern.lang.windows_one`. A group is what a lane works on at
 once: on a GPU one cell (or window), on a CPU 16 windows side by side, or the cells that are theirs. The words:
 
@@ -34,9 +34,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from tkern.lang.rows import VECTOR_WIDTH
 from tkern.launch import Group
 
-__all__ = ["AxisNumbers", "WindowPlan", "WindowSizes", "plan_windows"]
+__all__ = ["AxisNumbers", "Images", "WindowPart", "WindowSizes", "plan_cells", "plan_windows"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class AxisNumbers:
     inverse: int
 
 
+Fixed = tuple[tuple[int, int, int, int], ...]
 NAMES = tuple(AxisNumbers.__dataclass_fields__)
 
 
@@ -80,70 +82,134 @@ class WindowSizes:
 
 
 @dataclass(frozen=True)
-class WindowPlan:
-    """The words for one launch, its number of programs, and the numbers as a kernel takes them."""
+class WindowPart:
+    """The words of one launch, its number of programs, and the numbers as a kernel takes them."""
 
     words: Any
     programs: int
     numbers: Group
 
 
-def plan_windows(
-    backend: str,
-    sizes: WindowSizes,
-    h: AxisNumbers,
-    w: AxisNumbers,
-    rows: int,
-    cols: int,
-    planes: int,
-    dtype: str,
-    ties: bool = False,
-) -> WindowPlan:
-    """Plan ``rows`` rows of ``cols`` cells (or windows) on ``backend``; ``dtype`` is that of offsets.
+@dataclass(frozen=True)
+class Images:
+    """``planes`` images, their axes, and the type of offsets in their windows."""
+
+    planes: int
+    h: AxisNumbers
+    w: AxisNumbers
+    dtype: str
+
+
+def plan_cells(backend: str, sizes: WindowSizes, images: Images, *, ties: bool = False) -> list[WindowPart]:
+    """Plan launches that together have every row of cells once.
 
     With ``ties`` the words can tell which cells of a window are as large as the one that its offset names.
     """
-    fixed = None
-    if w.kernel <= sizes.fixed[0] and w.stride <= sizes.fixed[1]:
-        fixed = (w.kernel, w.stride, w.pad, w.dilation)
+    h, w = images.h, images.w
+    rows = images.planes * h.size
+    if backend != "cpu" or ties:
+        return [_one_by_one(backend, sizes, images, rows, w.size)]
+    fixed = _fixed(sizes, h, w)
+    # How far vectors reach over the ends of a row of windows.
+    before = after = VECTOR_WIDTH - 1
+    if fixed is not None:
+        shifts = [(j * w.dilation - w.pad) // w.stride for j in range(w.kernel)]
+        blocks = max(-(-w.size // w.stride), VECTOR_WIDTH)
+        before, after = max(0, max(shifts)), max(0, blocks - min(shifts) - w.windows)
+    first, last = -(-before // w.windows), images.planes * h.windows - -(-after // w.windows)
+    # The cells that lie under other rows of windows than those from ``first`` up to ``last``.
+    low = high = 0
+    if first < last:
+        plane, row = divmod(first, h.windows)
+        reach = (h.kernel - 1) * h.dilation + 1
+        low = plane * h.size + (max(0, min(h.size, (row - 1) * h.stride - h.pad + reach)) if row else 0)
+        plane, row = divmod(last, h.windows)
+        high = plane * h.size + (max(0, min(h.size, row * h.stride - h.pad)) if row else 0)
+    # Where windows reach as far as the image, no window's cell has the place of another row's (see windows_cpu).
+    words = _cpu_words(fixed, fixed is not None and w.windows * w.stride >= w.size, images.dtype)
+    return _cpu_parts(sizes, images, words, rows, w.size, low, high)
+
+
+def plan_windows(backend: str, sizes: WindowSizes, images: Images, *, ties: bool = False) -> list[WindowPart]:
+    """Plan launches that together have every row of windows once; ``ties`` as in :func:`plan_cells`."""
+    h, w = images.h, images.w
+    rows = images.planes * h.windows
+    if backend != "cpu" or ties:
+        return [_one_by_one(backend, sizes, images, rows, w.windows)]
+    # How far vectors reach over the ends of a row of cells.
+    furthest = (max(w.windows, VECTOR_WIDTH) - 1) * w.stride + (w.kernel - 1) * w.dilation - w.pad
+    before, after = -(-w.pad // w.size), -(-max(0, furthest + 1 - w.size) // w.size)
+    # Rows of windows whose real cells lie ``before`` rows or more from the beginning, and ``after`` from the end.
+    plane, row = divmod(before, h.size)
+    low = plane * h.windows + (min(h.windows, -(-(row + h.pad) // h.stride)) if row else 0)
+    plane, row = divmod(after, h.size)
+    end = (h.size - row + h.pad - (h.kernel - 1) * h.dilation - 1) // h.stride + 1
+    high = rows - plane * h.windows - (h.windows - max(0, min(h.windows, end)) if row else 0)
+    return _cpu_parts(sizes, images, _cpu_words(_fixed(sizes, h, w), False, images.dtype), rows, w.windows, low, high)
+
+
+def _cpu_parts(
+    sizes: WindowSizes, images: Images, words: Any, rows: int, cols: int, low: int, high: int
+) -> list[WindowPart]:
+    """Return the rows from ``low`` up to ``high`` with ``words``, the others one by one."""
+    if low >= high:
+        return [_one_by_one("cpu", sizes, images, rows, cols)]
+    inner = high - low
+    parts = [WindowPart(words, min(inner, sizes.programs[-1]), _numbers(images, inner, 0, low))]
+    if inner < rows:
+        others = _cpu_cells(_fixed(sizes, images.h, images.w), images.dtype)
+        programs = min(rows - inner, sizes.programs[-1])
+        parts.append(WindowPart(others, programs, _numbers(images, rows - inner, low, inner)))
+    return parts
+
+
+def _one_by_one(backend: str, sizes: WindowSizes, images: Images, rows: int, cols: int) -> WindowPart:
+    fixed, numbers = _fixed(sizes, images.h, images.w), _numbers(images, rows, 0, 0)
     if backend == "cpu":
-        # Where windows reach as far as the image, no window's cell has the place of another row's (see windows_cpu).
-        whole = fixed is not None and w.windows * w.stride >= w.size
-        words = _cpu_cells(fixed, dtype) if ties else _cpu_words(fixed, whole, dtype)
-        programs = min(rows, sizes.programs[-1])
-    else:
-        per_row = min(sizes.lanes, 1 << max(0, cols - 1).bit_length())
-        groups = -(-rows // (sizes.lanes // per_row))
-        launched = next((n for n in sizes.programs if n >= groups), sizes.programs[-1])
-        words = _gpu_words(sizes.lanes, per_row, launched, fixed, dtype)
-        programs = min(groups, launched)
+        return WindowPart(_cpu_cells(fixed, images.dtype), min(rows, sizes.programs[-1]), numbers)
+    per_row = min(sizes.lanes, 1 << max(0, cols - 1).bit_length())
+    groups = -(-rows // (sizes.lanes // per_row))
+    launched = next((n for n in sizes.programs if n >= groups), sizes.programs[-1])
+    words = _gpu_words(sizes.lanes, per_row, launched, fixed, images.dtype)
+    return WindowPart(words, min(groups, launched), numbers)
+
+
+def _fixed(sizes: WindowSizes, h: AxisNumbers, w: AxisNumbers) -> Fixed | None:
+    if max(h.kernel, w.kernel) > sizes.fixed[0] or max(h.stride, w.stride) > sizes.fixed[1]:
+        return None
+    return tuple((axis.kernel, axis.stride, axis.pad, axis.dilation) for axis in (h, w))
+
+
+def _numbers(images: Images, rows: int, skip_at: int, skip: int) -> Group:
     from tkern.lang.window_numbers import Numbers
 
     values: Mapping[str, int] = {
         "rows": rows,
-        "planes": planes,
-        **{f"{name}_h": getattr(h, name) for name in NAMES},
-        **{f"{name}_w": getattr(w, name) for name in NAMES},
+        "skip_at": skip_at,
+        "skip": skip,
+        "planes": images.planes,
+        **{f"{name}_h": getattr(images.h, name) for name in NAMES},
+        **{f"{name}_w": getattr(images.w, name) for name in NAMES},
     }
-    return WindowPlan(words, programs, Group(Numbers, **values))
+    return Group(Numbers, **values)
 
 
 @lru_cache(maxsize=None)
-def _cpu_words(fixed: tuple[int, int, int, int] | None, whole: bool, dtype: str) -> Any:
+def _cpu_words(fixed: Fixed | None, whole: bool, dtype: str) -> Any:
     from tkern.lang.windows_cpu import CpuWindows
 
     return CpuWindows(fixed, whole, dtype)
 
 
 @lru_cache(maxsize=None)
-def _cpu_cells(fixed: tuple[int, int, int, int] | None, dtype: str) -> Any:
+def _cpu_cells(fixed: Fixed | None, dtype: str) -> Any:
     from tkern.lang.windows_one import CpuCells
 
     return CpuCells(fixed, dtype)
 
 
 @lru_cache(maxsize=None)
-def _gpu_words(lanes: int, per_row: int, launched: int, fixed: tuple[int, int, int, int] | None, dtype: str) -> Any:
+def _gpu_words(lanes: int, per_row: int, launched: int, fixed: Fixed | None, dtype: str) -> Any:
     from tkern.lang.windows_one import GpuWindows
 
     return GpuWindows(lanes, per_row, launched, fixed, dtype)

@@ -7,15 +7,16 @@ the geometry is compiled in, a group is 16 blocks whole, ``stride`` vectors, whi
 
 A window that is shifted past the end of its row is, in memory, one of another row. Where windows reach as far as the
 image (``whole``: windows·stride ≥ size) such a one needs no mask: its largest cell is real in its own row, so it stands
-at least a row's length away from the cell in question. Only the ends of the arrays are then taken with care.
+at least a row's length away from the cell in question. Else what lies past a row's end is masked. Rows where a vector
+could reach past the ends of an array are not for these words (see ``plan_windows``).
 """
 
 import taichi as ti
 from taichi.lang import impl
 
 from tkern.lang.macros import builder, handle, macro, value, variable
-from tkern.lang.rows_cpu import WIDTH, Vector, load, load_scalar, store, store_scalar, store_some
-from tkern.lang.window_numbers import LEAST, OFFSETS, Axis, Numbers, order_of
+from tkern.lang.rows_cpu import WIDTH, Vector, load, load_scalar, store, store_scalar
+from tkern.lang.window_numbers import LEAST, OFFSETS, Axis, Numbers, order_of, row_index
 
 Ints = ti.types.vector(WIDTH, ti.i32)
 
@@ -67,6 +68,19 @@ def _spread(a: ti.template(), at, stride: ti.template()):
     return v
 
 
+@ti.func
+def _taken(v, k):
+    """Return lane ``k`` of a vector, known only when the kernel runs."""
+    return ti.select(_lane_numbers() == k, v, 0).sum()
+
+
+@ti.func
+def store_first(a: ti.template(), at, count, v):
+    """Write the first ``count`` floats of ``v``, none where ``count`` is not above 0."""
+    for k in range(ti.min(count, WIDTH)):
+        store_scalar(a, at + k, _taken(v, k))
+
+
 @macro
 def _even(low, high):
     return _lanes(lambda k: _lane(low, 2 * k) if k < WIDTH // 2 else _lane(high, 2 * k - (WIDTH - 1)))
@@ -76,7 +90,7 @@ def _even(low, high):
 class CpuWindows:
     """Words for one task per program.
 
-    ``fixed`` is (kernel, stride, pad, dilation) of the horizontal axis where it is compiled in; ``whole`` then says
+    ``fixed`` is (kernel, stride, pad, dilation) of both axes where they are compiled in; ``whole`` then says
     whether its windows reach as far as the image.
     """
 
@@ -108,8 +122,8 @@ class _Program:
         self.id = i
         self.programs = programs
         self.n = n
-        self.h = Axis(n, "h", None)
-        self.w = Axis(n, "w", words.fixed)
+        self.h = Axis(n, "h", words.fixed and words.fixed[0])
+        self.w = Axis(n, "w", words.fixed and words.fixed[1])
 
     # A program owns neighbouring rows, so that memory is walked in one direction. The first rows % programs programs
     # have one row more.
@@ -124,11 +138,11 @@ class _Program:
 
     @macro
     def cell_row(self, step):
-        return _CellRow(self, value(self.first() + step))
+        return _CellRow(self, value(row_index(self.n, self.first() + step)))
 
     @macro
     def window_row(self, step):
-        return _WindowRow(self, value(self.first() + step))
+        return _WindowRow(self, value(row_index(self.n, self.first() + step)))
 
 
 @handle
@@ -136,7 +150,7 @@ class _CellRow:
     def __init__(self, program, index):
         h, w = program.h, program.w
         self.program = program
-        self.plane = value(index // h.size)
+        self.plane = value(ti.raw_div(index, h.size))
         self.start = value(index * w.size)
         place, window, count = h.covering(index - self.plane * h.size, 0)
         self.place, self.window, self.windows = value(place), value(window), value(count)
@@ -176,49 +190,34 @@ class _FixedCells:
     windows = 1
 
     def __init__(self, row, b):
-        kernel, self.stride, pad, dilation = row.program.words.fixed
+        kernel, self.stride, pad, dilation = row.program.words.fixed[1]
         self.row = row
         self.block = value(ti.max(ti.min(b * WIDTH, row.blocks - WIDTH), 0))
         # Place j in the window: at r of the block, shifted by so many windows.
         self.places = [((j * dilation - pad) % self.stride, (j * dilation - pad) // self.stride) for j in range(kernel)]
-        shifts = [shift for _, shift in self.places]
-        self.low, self.high = min(shifts), max(shifts)
 
     @macro
     def zero(self):
         return _Total(self.stride)
 
-    @ti.func
-    def sum(self, total: ti.template(), a, c, f: ti.template(), given: ti.template()):
-        start, offset = self.row.window_row(a)
-        w, h = self.row.program.w, self.row.program.h
-        first, last = self.block - self.high, self.block - self.low + (WIDTH - 1)
-        if ti.static(self.row.program.words.whole):
-            # Only the ends of the arrays: windows of other rows do no harm.
-            first = first + start
-            last = last + start - (self.row.program.n.planes * h.windows - 1) * w.windows
-        if first >= 0 and last < w.windows:
-            self.sum_places(total, start, offset, f, given, True)
-        else:
-            self.sum_places(total, start, offset, f, given, False)
-
     @macro
-    def sum_places(self, total, start, offset, f, given, easy):
+    def sum(self, total, a, c, f, given):
+        start, offset = self.row.window_row(a)
         for j, (r, shift) in enumerate(self.places):
-            first = value(self.block - shift)
-            over = _Over(self.row, start, first, value(offset + j), easy)
+            over = _Over(self.row, start, value(self.block - shift), value(offset + j))
             _add(total, r, f(over, given))
 
     @ti.func
     def put(self, dx: ti.template(), total: ti.template()):
         cell = self.block * self.stride
         left = self.row.program.w.size - cell
-        for q in ti.static(range(self.stride)):
-            v = self.interleaved(total, q)
-            if left >= (q + 1) * WIDTH:
-                store(dx, self.row.start + cell + q * WIDTH, v)
-            elif left > q * WIDTH:
-                store_some(dx, self.row.start + cell + q * WIDTH, left - q * WIDTH, v)
+        to = self.row.start + cell
+        if left >= self.stride * WIDTH:
+            for q in ti.static(range(self.stride)):
+                store(dx, to + q * WIDTH, self.interleaved(total, q))
+        else:
+            for q in ti.static(range(self.stride)):
+                store_first(dx, to + q * WIDTH, left - q * WIDTH, self.interleaved(total, q))
 
     @macro
     def interleaved(self, total, q):
@@ -243,62 +242,42 @@ class _Cells:
     def zero(self):
         return _Total(1)
 
-    @ti.func
-    def sum(self, total: ti.template(), a, c, f: ti.template(), given: ti.template()):
+    @macro
+    def sum(self, total, a, c, f, given):
         w = self.row.program.w
         start, offset = self.row.window_row(a)
-        first = self.window - c * w.back
-        offset += self.place + c * w.step
-        if first >= 0 and first + (WIDTH - 1) < w.windows:
-            self.sum_one(total, start, offset, f, given, first, True)
-        else:
-            self.sum_one(total, start, offset, f, given, first, False)
-
-    @macro
-    def sum_one(self, total, start, offset, f, given, first, easy):
-        _add(total, 0, f(_Over(self.row, start, first, offset, easy), given))
+        over = _Over(self.row, start, value(self.window - c * w.back), value(offset + self.place + c * w.step))
+        _add(total, 0, f(over, given))
 
     @ti.func
     def put(self, dx: ti.template(), total: ti.template()):
         w = self.row.program.w
-        for k in ti.static(range(WIDTH)):
-            cell = self.cell + k * w.stride
-            if cell < w.size:
-                store_scalar(dx, self.row.start + cell, _lane(total.parts[0], k))
+        for k in range(ti.min(WIDTH, ti.raw_div(w.size - self.cell + (w.stride - 1), w.stride))):
+            store_scalar(dx, self.row.start + self.cell + k * w.stride, _taken(total.parts[0], k))
 
 
 @handle
 class _Over:
-    """16 windows over 16 cells: those from ``first`` on of the row at ``start``.
+    """16 windows over 16 cells: those from ``first`` on of the row at ``start``; one past its ends has offset −1."""
 
-    Unless ``easy``, some may not exist: their offset is −1, their numbers 0.
-    """
-
-    def __init__(self, row, start, first, offset, easy):
+    def __init__(self, row, start, first, offset):
         self.row = row
-        self.start = start
         self.first = first
+        self.at = value(start + first)
         self.offset = offset
-        self.easy = easy
 
     @macro
     def index(self, a):
-        if self.easy:
-            return _load_ints(a, value(self.start + self.first))
-        return self.load(a, variable(Ints(-1)), ti.i32)
+        index = _load_ints(a, self.at)
+        if self.row.program.words.whole:
+            return index
+        lanes = _lane_numbers()
+        there = (lanes >= -self.first) & (lanes < self.row.program.w.windows - self.first)
+        return variable(ti.select(there, index, variable(Ints(-1))))
 
     @macro
     def value(self, a):
-        if self.easy:
-            return load(a, value(self.start + self.first))
-        return self.load(a, variable(Vector(0.0)), ti.f32)
-
-    @ti.func
-    def load(self, a: ti.template(), v: ti.template(), dtype: ti.template()):
-        lanes = _lane_numbers()
-        for k in range(ti.max(0, -self.first), ti.min(WIDTH, self.row.program.w.windows - self.first)):
-            v = ti.select(lanes == k, ti.cast(load_scalar(a, self.start + self.first + k), dtype), v)
-        return v
+        return load(a, self.at)
 
     @macro
     def where(self, condition, v):
@@ -310,7 +289,7 @@ class _WindowRow:
     def __init__(self, program, index):
         h, w = program.h, program.w
         self.program = program
-        self.plane = value(index // h.windows)
+        self.plane = value(ti.raw_div(index, h.windows))
         self.window = value(index - self.plane * h.windows)
         self.start = value(index * w.windows)
         self.steps = value((w.windows + (WIDTH - 1)) >> 4)
@@ -357,18 +336,21 @@ class _Windows:
         if self.count == WIDTH:
             store(y, self.at, v)
         else:
-            store_some(y, self.at, self.count, v)
+            store_first(y, self.at, self.count, v)
 
     @ti.func
     def put_offsets(self, a: ti.template(), v):
-        for k in ti.static(range(WIDTH)):
-            if k < self.count:
-                store_scalar(a, self.at + k, ti.cast(v[k], self.row.program.words.dtype))
+        if self.count == WIDTH:
+            for k in ti.static(range(WIDTH)):
+                _element(a, self.at, k)._assign(ti.cast(v[k], self.row.program.words.dtype))
+        else:
+            for k in range(self.count):
+                store_scalar(a, self.at + k, ti.cast(_taken(v, k), self.row.program.words.dtype))
 
 
 @handle
 class _At:
-    """The cells at place (i, j) of 16 windows; some may not be real: their value is 0 and their order ``LEAST``."""
+    """The cells at place (i, j) of 16 windows; some may not be real: their order is ``LEAST``."""
 
     def __init__(self, windows, i, j):
         w, h = windows.row.program.w, windows.row.program.h
@@ -380,16 +362,9 @@ class _At:
         self.first = value((ti.max(0, -self.col) + (w.stride - 1)) // w.stride)
         self.last = value(ti.min(WIDTH, (w.size - self.col + (w.stride - 1)) // w.stride))
 
-    @ti.func
-    def value(self, x: ti.template()):
-        v = Vector(0.0)
-        if self.first == 0 and self.last == WIDTH:
-            v = _spread(x, self.line + self.col, self.w.stride)
-        else:
-            lanes = _lane_numbers()
-            for k in range(self.first, self.last):
-                v = ti.select(lanes == k, load_scalar(x, self.line + self.col + k * self.w.stride), v)
-        return v
+    @macro
+    def value(self, x):
+        return _spread(x, value(self.line + self.col), self.w.stride)
 
     @ti.func
     def order(self, v):

@@ -9,7 +9,7 @@ import taichi as ti
 from tkern.lang.macros import handle, macro, value, variable
 from tkern.lang.rows_cpu import Vector, load_scalar, store_scalar
 from tkern.lang.rows_gpu import element, put
-from tkern.lang.window_numbers import LEAST, OFFSETS, Axis, Numbers, order_of
+from tkern.lang.window_numbers import LEAST, OFFSETS, Axis, Numbers, order_of, row_index
 
 
 @macro
@@ -29,7 +29,7 @@ def _order_of_move(program: ti.template(), x: ti.template(), begin, index, moves
 class GpuWindows:
     """Words for workgroups of ``lanes`` threads, ``per_row`` to a row, ``launched`` of them.
 
-    ``fixed`` is (kernel, stride, pad, dilation) of the horizontal axis where it is compiled in.
+    ``fixed`` is (kernel, stride, pad, dilation) of both axes where they are compiled in.
     """
 
     Array = ti.types.ndarray(dtype=ti.f32)
@@ -96,8 +96,8 @@ class _Program:
         self.words = words
         self.programs = programs
         self.n = n
-        self.h = Axis(n, "h", None)
-        self.w = Axis(n, "w", words.fixed)
+        self.h = Axis(n, "h", words.fixed and words.fixed[0])
+        self.w = Axis(n, "w", words.fixed and words.fixed[1])
         lane = value(i & (words.lanes - 1))
         self.id = value(i >> words.lane_bits)
         self.group = value(lane >> words.row_bits)
@@ -114,27 +114,29 @@ class _Program:
 
     @macro
     def cell_row(self, step):
-        return _CellRow(self, value(self.index(step)))
+        at = value(self.index(step))
+        return _CellRow(self, value(row_index(self.n, at)), value(at < self.n.rows))
 
     @macro
     def window_row(self, step):
-        return _WindowRow(self, value(self.index(step)))
+        at = value(self.index(step))
+        return _WindowRow(self, value(row_index(self.n, at)), value(at < self.n.rows))
 
 
 @macro
-def _steps(program, index, cols):
+def _steps(program, inside, cols):
     """How many groups of a row there are: none in a row past the end."""
     per_row = program.words.per_row
-    return value(ti.select(index < program.n.rows, (cols + (per_row - 1)) // per_row, 0))
+    return value(ti.select(inside, (cols + (per_row - 1)) // per_row, 0))
 
 
 @handle
 class _CellRow:
-    def __init__(self, program, index):
+    def __init__(self, program, index, inside):
         self.program = program
-        self.plane = value(index // program.h.size)
+        self.plane = value(ti.raw_div(index, program.h.size))
         self.start = value(index * program.w.size)
-        self.steps = _steps(program, index, program.w.size)
+        self.steps = _steps(program, inside, program.w.size)
         place, window, count = program.h.covering(index - self.plane * program.h.size, 0)
         self.place, self.window, self.windows = value(place), value(window), value(count)
 
@@ -227,13 +229,13 @@ def _begin(program, plane, window_h, window_w):
 
 @handle
 class _WindowRow:
-    def __init__(self, program, index):
+    def __init__(self, program, index, inside):
         h, w = program.h, program.w
         self.program = program
-        self.plane = value(index // h.windows)
+        self.plane = value(ti.raw_div(index, h.windows))
         self.window = value(index - self.plane * h.windows)
         self.start = value(index * w.windows)
-        self.steps = _steps(program, index, w.windows)
+        self.steps = _steps(program, inside, w.windows)
         first, last = h.real(self.window)
         self.first, self.last = value(first), value(last)
 

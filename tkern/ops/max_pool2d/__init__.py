@@ -9,7 +9,7 @@ import numpy as np
 
 from tkern import arrays, runtime
 from tkern.errors import OptionError
-from tkern.lang.windows import AxisNumbers, WindowPlan, WindowSizes, plan_windows
+from tkern.lang.windows import AxisNumbers, Images, WindowSizes, plan_cells, plan_windows
 from tkern.launch import Launch
 from tkern.ops.max_pool2d.geometry import Axis, Geometry, geometry_of
 from tkern.ops.max_pool2d.indices import max_pool2d_indices_from_flat, max_pool2d_indices_to_flat
@@ -128,21 +128,18 @@ def prepare_forward(x: Any, kernel_size: Any, *, backend: str, **options: Any) -
     indices = arrays.make_output(shape, xs, backend, geometry.index_dtype)
     launch = Launch((y, indices))
     planes = math.prod(xs.shape[:-2])
+    images = _images(geometry, planes)
     if planes == 0:
         return launch
 
     from tkern.lang import compiled
     from tkern.ops.max_pool2d import kernel
 
-    plan = _plan_of_windows(backend, geometry, planes)
-    launch.add(
-        compiled(kernel.forward, plan.words),
-        xs.argument(backend),
-        y.argument,
-        indices.argument,
-        plan.numbers,
-        plan.programs,
-    )
+    cells = xs.argument(backend)
+    for part in plan_windows(backend, SIZES[backend], images):
+        launch.add(
+            compiled(kernel.forward, part.words), cells, y.argument, indices.argument, part.numbers, part.programs
+        )
     return launch
 
 
@@ -178,49 +175,37 @@ def prepare_backward(
         (dx,) = arrays.take_outputs(("dx",), out, (xs.shape,), given, backend)
     launch = Launch((dx,))
     planes = math.prod(xs.shape[:-2])
+    images = _images(geometry, planes)
     if planes == 0:
         return launch
 
     from tkern.lang import compiled
     from tkern.ops.max_pool2d import kernel
 
-    windows, dtype = math.prod(shape), geometry.index_dtype
-    by_window = _plan_of_windows(backend, geometry, planes)
-    by_cell = _plan(backend, geometry, planes * geometry.h.size, geometry.w.size, planes, ties != "first")
+    windows, dtype, sizes = math.prod(shape), geometry.index_dtype, SIZES[backend]
     # What is not read need not be brought to the device.
     cells = xs.argument(backend) if saved is None or ties != "first" else None
     if saved is None:
         found = arrays.workspace(windows, backend, dtype)
-        launch.add(compiled(kernel.find, by_window.words), cells, found, by_window.numbers, by_window.programs)
+        for part in plan_windows(backend, sizes, images):
+            launch.add(compiled(kernel.find, part.words), cells, found, part.numbers, part.programs)
     else:
         found = saved.argument(backend)
+    dy_in = dys.argument(backend)
     if ties == "first":
-        launch.add(
-            compiled(kernel.backward, by_cell.words),
-            found,
-            dys.argument(backend),
-            dx.argument,
-            by_cell.numbers,
-            by_cell.programs,
-        )
+        for part in plan_cells(backend, sizes, images):
+            launch.add(compiled(kernel.backward, part.words), found, dy_in, dx.argument, part.numbers, part.programs)
         return launch
     moves = arrays.constants(_moves(geometry), backend)
     # The size of one more, so that it is not the workspace of the indices.
     counts = arrays.workspace(windows + 1 if ties == "split" else 1, backend, dtype)
     if ties == "split":
-        plan = _plan_of_windows(backend, geometry, planes, ties=True)
-        launch.add(compiled(kernel.count, plan.words), cells, found, moves, counts, plan.numbers, plan.programs)
-    launch.add(
-        compiled(kernel.backward_split if ties == "split" else kernel.backward_all, by_cell.words),
-        cells,
-        found,
-        moves,
-        counts,
-        dys.argument(backend),
-        dx.argument,
-        by_cell.numbers,
-        by_cell.programs,
-    )
+        for part in plan_windows(backend, sizes, images, ties=True):
+            launch.add(compiled(kernel.count, part.words), cells, found, moves, counts, part.numbers, part.programs)
+    build = kernel.backward_split if ties == "split" else kernel.backward_all
+    for part in plan_cells(backend, sizes, images, ties=True):
+        arguments = (cells, found, moves, counts, dy_in, dx.argument)
+        launch.add(compiled(build, part.words), *arguments, part.numbers, part.programs)
     return launch
 
 
@@ -241,13 +226,8 @@ def _check_count(shape: tuple[int, ...], backend: str) -> None:
     arrays.take("x", np.broadcast_to(np.float32(0), shape), backend=backend)
 
 
-def _plan_of_windows(backend: str, geometry: Geometry, planes: int, ties: bool = False) -> WindowPlan:
-    return _plan(backend, geometry, planes * geometry.h.windows, geometry.w.windows, planes, ties)
-
-
-def _plan(backend: str, geometry: Geometry, rows: int, cols: int, planes: int, ties: bool) -> WindowPlan:
-    h, w = _numbers("h", geometry.h), _numbers("w", geometry.w)
-    return plan_windows(backend, SIZES[backend], h, w, rows, cols, planes, geometry.index_dtype, ties)
+def _images(geometry: Geometry, planes: int) -> Images:
+    return Images(planes, _numbers("h", geometry.h), _numbers("w", geometry.w), geometry.index_dtype)
 
 
 def _numbers(name: str, axis: Axis) -> AxisNumbers:
