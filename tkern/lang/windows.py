@@ -110,24 +110,65 @@ def plan_cells(backend: str, sizes: WindowSizes, images: Images, *, ties: bool =
     if backend != "cpu" or ties:
         return [_one_by_one(backend, sizes, images, rows, w.size)]
     fixed = _fixed(sizes, h, w)
+    # Where windows reach as far as the image, no window's cell has the place of another row's (see windows_cpu).
+    if fixed is not None and all(axis.windows * axis.stride >= axis.size for axis in (h, w)):
+        return _plan_blocks(sizes, images, fixed)
     # How far vectors reach over the ends of a row of windows.
     before = after = VECTOR_WIDTH - 1
     if fixed is not None:
-        shifts = [(j * w.dilation - w.pad) // w.stride for j in range(w.kernel)]
+        low, high = _shifts(w)
         blocks = max(-(-w.size // w.stride), VECTOR_WIDTH)
-        before, after = max(0, max(shifts)), max(0, blocks - min(shifts) - w.windows)
+        before, after = max(0, high), max(0, blocks - low - w.windows)
     first, last = -(-before // w.windows), images.planes * h.windows - -(-after // w.windows)
     # The cells that lie under other rows of windows than those from ``first`` up to ``last``.
-    low = high = 0
+    begin = end = 0
     if first < last:
         plane, row = divmod(first, h.windows)
         reach = (h.kernel - 1) * h.dilation + 1
-        low = plane * h.size + (max(0, min(h.size, (row - 1) * h.stride - h.pad + reach)) if row else 0)
+        begin = plane * h.size + (max(0, min(h.size, (row - 1) * h.stride - h.pad + reach)) if row else 0)
         plane, row = divmod(last, h.windows)
-        high = plane * h.size + (max(0, min(h.size, row * h.stride - h.pad)) if row else 0)
-    # Where windows reach as far as the image, no window's cell has the place of another row's (see windows_cpu).
-    words = _cpu_words(fixed, fixed is not None and w.windows * w.stride >= w.size, images.dtype)
-    return _cpu_parts(sizes, images, words, rows, w.size, low, high)
+        end = plane * h.size + (max(0, min(h.size, row * h.stride - h.pad)) if row else 0)
+    return _cpu_parts(sizes, images, _cpu_words(fixed, False, False, images.dtype), rows, w.size, begin, end)
+
+
+def _plan_blocks(sizes: WindowSizes, images: Images, fixed: Fixed) -> list[WindowPart]:
+    h, w = images.h, images.w
+    long = (h.stride, w.stride, h.windows, w.windows) == (1, 1, h.size, w.size)
+    words = _cpu_words(fixed, True, long, images.dtype)
+    # A row of blocks is as many rows of cells, begins at so many windows from the one before, is so many blocks long.
+    cells, windows, length = (h.size, h.size * w.size, h.size * w.size) if long else (h.stride, w.windows, w.size)
+    (low_h, high_h), (low_w, high_w) = _shifts(h), _shifts(w)
+    before = high_h * w.windows + high_w
+    after = max(-(-length // w.stride), VECTOR_WIDTH) - low_h * w.windows - low_w - windows
+    # Rows of windows, then of blocks, from which no vector reaches past the ends.
+    per_image = 1 if long else h.windows
+    first, last = -(-max(0, before) // windows), images.planes * per_image - -(-max(0, after) // windows)
+    blocks = -(-h.size // cells)
+
+    def row_of_blocks(row: int) -> int:
+        plane, row = divmod(row, per_image)
+        return plane * blocks + min(row, blocks)
+
+    def row_of_cells(row: int) -> int:
+        plane, row = divmod(row, blocks)
+        return plane * h.size + min(row * cells, h.size)
+
+    rows = images.planes * h.size
+    if first >= last:
+        return [_one_by_one("cpu", sizes, images, rows, w.size)]
+    low, high = row_of_blocks(first), row_of_blocks(last)
+    if low >= high:
+        return [_one_by_one("cpu", sizes, images, rows, w.size)]
+    parts = [WindowPart(words, min(high - low, sizes.programs[-1]), _numbers(images, high - low, 0, low))]
+    begin, end = row_of_cells(low), row_of_cells(high)
+    if end - begin < rows:
+        parts.append(_others(sizes, images, rows, begin, end))
+    return parts
+
+
+def _shifts(axis: AxisNumbers) -> tuple[int, int]:
+    """Return the least and the greatest number of windows that a place in the window is shifted by."""
+    return -axis.pad // axis.stride, ((axis.kernel - 1) * axis.dilation - axis.pad) // axis.stride
 
 
 def plan_windows(backend: str, sizes: WindowSizes, images: Images, *, ties: bool = False) -> list[WindowPart]:
@@ -145,7 +186,7 @@ def plan_windows(backend: str, sizes: WindowSizes, images: Images, *, ties: bool
     plane, row = divmod(after, h.size)
     end = (h.size - row + h.pad - (h.kernel - 1) * h.dilation - 1) // h.stride + 1
     high = rows - plane * h.windows - (h.windows - max(0, min(h.windows, end)) if row else 0)
-    return _cpu_parts(sizes, images, _cpu_words(_fixed(sizes, h, w), False, images.dtype), rows, w.windows, low, high)
+    return _cpu_parts(sizes, images, _cpu_words(_fixed(sizes, h, w), False, False, images.dtype), rows, w.windows, low, high)
 
 
 def _cpu_parts(
@@ -157,10 +198,15 @@ def _cpu_parts(
     inner = high - low
     parts = [WindowPart(words, min(inner, sizes.programs[-1]), _numbers(images, inner, 0, low))]
     if inner < rows:
-        others = _cpu_cells(_fixed(sizes, images.h, images.w), images.dtype)
-        programs = min(rows - inner, sizes.programs[-1])
-        parts.append(WindowPart(others, programs, _numbers(images, rows - inner, low, inner)))
+        parts.append(_others(sizes, images, rows, low, high))
     return parts
+
+
+def _others(sizes: WindowSizes, images: Images, rows: int, low: int, high: int) -> WindowPart:
+    """Return the rows but those from ``low`` up to ``high``, one cell (or window) at a time."""
+    count = rows - (high - low)
+    words = _cpu_cells(_fixed(sizes, images.h, images.w), images.dtype)
+    return WindowPart(words, min(count, sizes.programs[-1]), _numbers(images, count, low, high - low))
 
 
 def _one_by_one(backend: str, sizes: WindowSizes, images: Images, rows: int, cols: int) -> WindowPart:
@@ -195,10 +241,10 @@ def _numbers(images: Images, rows: int, skip_at: int, skip: int) -> Group:
 
 
 @lru_cache(maxsize=None)
-def _cpu_words(fixed: Fixed | None, whole: bool, dtype: str) -> Any:
+def _cpu_words(fixed: Fixed | None, whole: bool, long: bool, dtype: str) -> Any:
     from tkern.lang.windows_cpu import CpuWindows
 
-    return CpuWindows(fixed, whole, dtype)
+    return CpuWindows(fixed, whole, long, dtype)
 
 
 @lru_cache(maxsize=None)

@@ -6,9 +6,13 @@ blocks lie under 16 neighbouring windows, shifted by a number that depends on r 
 the geometry is compiled in, a group is 16 blocks whole, ``stride`` vectors, which are interleaved and written as one.
 
 A window that is shifted past the end of its row is, in memory, one of another row. Where windows reach as far as the
-image (``whole``: windows·stride ≥ size) such a one needs no mask: its largest cell is real in its own row, so it stands
-at least a row's length away from the cell in question. Else what lies past a row's end is masked. Rows where a vector
-could reach past the ends of an array are not for these words (see ``plan_windows``).
+image (``whole``: windows·stride ≥ size, on both axes) such a one needs no mask: its largest cell is real in its own
+image, so it stands at least a row's length away from the cell in question. Then a block's rows are taken together, every
+place of the window is written out, and each window is read once for all cells of its block; and where windows are one
+cell apart and as many as cells, an image is one long row. Else what lies past a row's end is masked, and the rows of
+windows over a row of cells are walked.
+
+Rows where a vector could reach past the ends of an array are not for these words (see ``plan_cells``).
 """
 
 import taichi as ti
@@ -91,7 +95,7 @@ class CpuWindows:
     """Words for one task per program.
 
     ``fixed`` is (kernel, stride, pad, dilation) of both axes where they are compiled in; ``whole`` then says
-    whether its windows reach as far as the image.
+    whether windows reach as far as the image, ``long`` whether an image is one long row.
     """
 
     Array = ti.types.ndarray(dtype=Vector, ndim=1)
@@ -99,12 +103,13 @@ class CpuWindows:
     Numbers = Numbers
     lanes = 1
 
-    def __init__(self, fixed, whole, dtype):
+    def __init__(self, fixed, whole, long, dtype):
         self.Offsets = ti.types.ndarray(dtype=ti.types.vector(WIDTH, OFFSETS[dtype]), ndim=1)
         self.dtype = OFFSETS[dtype]
         self.fixed = fixed
         self.whole = whole
-        self.key = ("cpu windows", fixed, whole, dtype)
+        self.long = long
+        self.key = ("cpu windows", fixed, whole, long, dtype)
 
     @macro
     def threads(self, programs):
@@ -138,7 +143,8 @@ class _Program:
 
     @macro
     def cell_row(self, step):
-        return _CellRow(self, value(row_index(self.n, self.first() + step)))
+        row = _BlockRow if self.words.whole else _CellRow
+        return row(self, value(row_index(self.n, self.first() + step)))
 
     @macro
     def window_row(self, step):
@@ -184,17 +190,128 @@ def _add(total, part, v):
 
 
 @handle
+class _BlockRow:
+    """A row of blocks: ``stride`` rows of cells."""
+
+    windows = 1
+
+    def __init__(self, program, index):
+        h, w = program.h, program.w
+        self.program = program
+        self.index = index
+        if program.words.long:
+            self.length = value(h.size * w.size)
+            self.start = self.begin = value(index * self.length)
+            self.rows = 1
+        else:
+            blocks = value(ti.raw_div(h.size + (h.stride - 1), h.stride))
+            plane = value(ti.raw_div(index, blocks))
+            block = value(index - plane * blocks)
+            self.length = w.size
+            self.rows = value(ti.min(h.stride, h.size - block * h.stride))
+            self.start = value((plane * h.size + block * h.stride) * w.size)
+            self.begin = value((plane * h.windows + block) * w.windows)
+        self.blocks = value(ti.raw_div(self.length + (w.stride - 1), w.stride))
+        self.steps = value((self.blocks + (WIDTH - 1)) >> 4)
+
+    @macro
+    def cells(self, b):
+        return _BlockCells(self, b)
+
+
+@macro
+def _places(fixed):
+    """Return, for each place in the window, where it is in the block and by how many windows that is shifted."""
+    kernel, stride, pad, dilation = fixed
+    return [((i * dilation - pad) % stride, (i * dilation - pad) // stride) for i in range(kernel)]
+
+
+@handle
+class _BlockCells:
+    """16 blocks whole, the last of a row beginning 16 blocks before its end."""
+
+    windows = 1
+
+    def __init__(self, row, b):
+        self.row = row
+        self.block = value(ti.max(ti.min(b * WIDTH, row.blocks - WIDTH), 0))
+        self.strides = [axis[1] for axis in row.program.words.fixed]
+
+    @macro
+    def zero(self):
+        return _Total(self.strides[0] * self.strides[1])
+
+    @macro
+    def sum(self, total, a, c, f, given):
+        places_h, places_w = (_places(axis) for axis in self.row.program.words.fixed)
+        first = value(self.row.begin + self.block)
+        rows = {shift: value(first - shift * self.row.program.w.windows) for _, shift in places_h}
+        for i, (r_h, shift_h) in enumerate(places_h):
+            for j, (r_w, shift_w) in enumerate(places_w):
+                over = _Block(value(rows[shift_h] - shift_w), i * len(places_w) + j)
+                _add(total, r_h * self.strides[1] + r_w, f(over, given))
+
+    @ti.func
+    def put(self, dx: ti.template(), total: ti.template()):
+        cell = self.block * self.strides[1]
+        left = self.row.length - cell
+        for r in ti.static(range(self.strides[0])):
+            if r < self.row.rows:
+                to = self.row.start + r * self.row.length + cell
+                if left >= self.strides[1] * WIDTH:
+                    for q in ti.static(range(self.strides[1])):
+                        store(dx, to + q * WIDTH, self.interleaved(total, r, q))
+                else:
+                    for q in ti.static(range(self.strides[1])):
+                        store_first(dx, to + q * WIDTH, left - q * WIDTH, self.interleaved(total, r, q))
+
+    @macro
+    def interleaved(self, total, r, q):
+        s = self.strides[1]
+        return _interleaved(total.parts[r * s : r * s + s], q)
+
+
+@macro
+def _interleaved(parts, q):
+    """Return the q-th 16 of: the first lane of each part, the second of each, and so on."""
+    s = len(parts)
+    if s == 1:
+        return parts[0]
+    return _lanes(lambda k: _lane(parts[(q * WIDTH + k) % s], (q * WIDTH + k) // s))
+
+
+@handle
+class _Block:
+    """16 windows from ``at`` on, over cells that are at place ``offset`` of them."""
+
+    def __init__(self, at, offset):
+        self.at = at
+        self.offset = offset
+
+    @macro
+    def index(self, a):
+        return _load_ints(a, self.at)
+
+    @macro
+    def value(self, a):
+        return load(a, self.at)
+
+    @macro
+    def where(self, condition, v):
+        return ti.select(condition, v, variable(Vector(0.0)))
+
+
+@handle
 class _FixedCells:
     """16 blocks of ``stride`` cells, the last of a row beginning 16 blocks before its end."""
 
     windows = 1
 
     def __init__(self, row, b):
-        kernel, self.stride, pad, dilation = row.program.words.fixed[1]
+        self.stride = row.program.words.fixed[1][1]
         self.row = row
         self.block = value(ti.max(ti.min(b * WIDTH, row.blocks - WIDTH), 0))
-        # Place j in the window: at r of the block, shifted by so many windows.
-        self.places = [((j * dilation - pad) % self.stride, (j * dilation - pad) // self.stride) for j in range(kernel)]
+        self.places = _places(row.program.words.fixed[1])
 
     @macro
     def zero(self):
@@ -221,10 +338,7 @@ class _FixedCells:
 
     @macro
     def interleaved(self, total, q):
-        s = self.stride
-        if s == 1:
-            return total.parts[0]
-        return _lanes(lambda k: _lane(total.parts[(q * WIDTH + k) % s], (q * WIDTH + k) // s))
+        return _interleaved(total.parts, q)
 
 
 @handle
@@ -269,8 +383,6 @@ class _Over:
     @macro
     def index(self, a):
         index = _load_ints(a, self.at)
-        if self.row.program.words.whole:
-            return index
         lanes = _lane_numbers()
         there = (lanes >= -self.first) & (lanes < self.row.program.w.windows - self.first)
         return variable(ti.select(there, index, variable(Ints(-1))))
