@@ -30,8 +30,8 @@ _GPU = {"programs": (8, 64, 512, 4096), "lanes": 256, "fixed": (7, 4)}
 SIZES = {
     "cpu": WindowSizes(
         programs=(512,),
-        fixed=(8, 4),
-        reason="tasks of a few dozen rows keep any number of cores busy; strides up to 4 are interleaved from vectors",
+        fixed=(5, 3),
+        reason="tasks of a few dozen rows keep any number of cores busy; strides up to 3 are interleaved from vectors, and wider windows take too long to compile",
     ),
     "cuda": WindowSizes(**_GPU, reason="a lane for each cell of a row, so that neighbours read neighbours"),
     "vulkan": WindowSizes(**_GPU, reason="as cuda: the same device through another driver"),

@@ -50,8 +50,8 @@ def max_pool2d_backward(
     ties: str = "first",
     indices: ArrayLike | None = None,
     dtype: DTypeLike = np.float64,
-) -> tuple[np.ndarray]:
-    """Return (dx,): each window's dy goes to its largest cell, summed over the windows that a cell is largest in.
+) -> np.ndarray:
+    """Return dx: each window's dy goes to its largest cell, summed over the windows that a cell is largest in.
 
     Cells of a window that are equal to its largest share it by ``ties``: "first" gives all to the first, "split" to
     each its part, "all" the whole to each. A NaN is equal to nothing: the first takes all.
@@ -80,7 +80,7 @@ def max_pool2d_backward(
         at = np.ix_(rows[i][inside_h], cols[j][inside_w])
         # No cell stands twice at one place of its windows, so += adds every share.
         dx[(..., *at)] += share[..., inside_h, :][..., inside_w]
-    return (dx,)
+    return dx
 
 
 def _windows(x: np.ndarray, *options: Any) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
