@@ -128,9 +128,7 @@ class Output:
         return _in_kind_of(self.like, self.argument.to_numpy()[: math.prod(self.shape)].reshape(self.shape))
 
 
-def take(
-    name: str, value: Any, *, shape: tuple[int, ...] | None = None, backend: str, dtype: str = "float32"
-) -> Input:
+def take(name: str, value: Any, *, shape: tuple[int, ...] | None = None, backend: str, dtype: str = "float32") -> Input:
     """Check an array that a caller passed as argument ``name`` and return it as an :class:`Input`.
 
     It must be of ``dtype`` and, where ``shape`` is given, have that shape. Raises DTypeError, ShapeError, SizeLimitError or

@@ -172,7 +172,9 @@ def check_mutants(op: Op) -> list[MutantResult]:
     results = []
     for mutant in op.mutants:
         with np.errstate(all="ignore"):  # a wrong answer may divide by zero
-            rejected = sum(_rejects(op, truth, as_outputs(mutant.make(truth.inputs, op.oracle)), floor) for truth in truths)
+            rejected = sum(
+                _rejects(op, truth, as_outputs(mutant.make(truth.inputs, op.oracle)), floor) for truth in truths
+            )
         results.append(MutantResult(op.name, mutant.name, rejected > 0, rejected, len(truths)))
     for k, name in enumerate(op.outputs):
         for label, spoil in (("all zeros", np.zeros_like), ("one NaN", _one_nan)):

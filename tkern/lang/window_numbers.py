@@ -8,7 +8,11 @@ from tkern.lang.macros import handle, macro
 from tkern.lang.windows import NAMES
 
 Numbers = ti.types.struct(
-    rows=ti.i32, skip_at=ti.i32, skip=ti.i32, planes=ti.i32, **{f"{name}_{axis}": ti.i32 for axis in "hw" for name in NAMES}
+    rows=ti.i32,
+    skip_at=ti.i32,
+    skip=ti.i32,
+    planes=ti.i32,
+    **{f"{name}_{axis}": ti.i32 for axis in "hw" for name in NAMES},
 )
 OFFSETS = {"uint8": ti.u8, "int32": ti.i32}
 

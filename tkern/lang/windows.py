@@ -186,7 +186,9 @@ def plan_windows(backend: str, sizes: WindowSizes, images: Images, *, ties: bool
     plane, row = divmod(after, h.size)
     end = (h.size - row + h.pad - (h.kernel - 1) * h.dilation - 1) // h.stride + 1
     high = rows - plane * h.windows - (h.windows - max(0, min(h.windows, end)) if row else 0)
-    return _cpu_parts(sizes, images, _cpu_words(_fixed(sizes, h, w), False, False, images.dtype), rows, w.windows, low, high)
+    return _cpu_parts(
+        sizes, images, _cpu_words(_fixed(sizes, h, w), False, False, images.dtype), rows, w.windows, low, high
+    )
 
 
 def _cpu_parts(

@@ -43,7 +43,8 @@ class Axis:
         found = []
         for r in range(self.stride):
             first = next(
-                (i for i in range(self.kernel) if (i * self.dilation - self.padding - r) % self.stride == 0), self.kernel
+                (i for i in range(self.kernel) if (i * self.dilation - self.padding - r) % self.stride == 0),
+                self.kernel,
             )
             found.append((first, (first * self.dilation - self.padding - r) // self.stride))
         return tuple(found)
@@ -91,7 +92,9 @@ def geometry_of(
     ]
     if axes[0].kernel * axes[1].kernel > _MOST_CELLS:
         raise OptionError(
-            argument="kernel_size", expected=f"a window of at most {_MOST_CELLS} cells (32-bit offsets)", got=kernel_size
+            argument="kernel_size",
+            expected=f"a window of at most {_MOST_CELLS} cells (32-bit offsets)",
+            got=kernel_size,
         )
     return Geometry(*axes)
 
@@ -113,19 +116,21 @@ def _pair(name: str, value: Any, least: int) -> Pair:
 
 def _axis(name: str, size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> Axis:
     room = size + 2 * padding - dilation * (kernel - 1) - 1
-    if room < 0:
+    windows = (room + (stride - 1 if ceil_mode else 0)) // stride + 1
+    # Rounded up, the last window must begin inside the image or its left padding, as in PyTorch.
+    if ceil_mode and (windows - 1) * stride >= size + padding:
+        windows -= 1
+    if windows < 1:
         raise OptionError(
             argument="kernel_size",
             expected=f"a window that fits {name} = {size} with its padding",
             got=f"one of {size - room + 2 * padding} cells, {kernel} with dilation {dilation}",
         )
-    windows = (room + (stride - 1 if ceil_mode else 0)) // stride + 1
-    # Rounded up, the last window must begin inside the image or its left padding, as in PyTorch.
-    if ceil_mode and (windows - 1) * stride >= size + padding:
-        windows -= 1
     if size + 2 * padding + dilation * kernel + stride > _MOST:
         raise OptionError(
-            argument="padding", expected="sizes whose sum is below 2³⁰ (32-bit indices)", got=f"{padding} for {name} = {size}"
+            argument="padding",
+            expected="sizes whose sum is below 2³⁰ (32-bit indices)",
+            got=f"{padding} for {name} = {size}",
         )
     begins = np.arange(windows, dtype=np.int64) * stride - padding
     first = np.maximum(0, -(begins // dilation))  # the first cell of each window at 0 or beyond

@@ -87,9 +87,7 @@ def _windows(x: np.ndarray, *options: Any) -> tuple[np.ndarray, np.ndarray, tupl
     """Return every window's cells, by place in the window, whether each is real, and the window's size."""
     (h, w), (axis_h, axis_w) = x.shape[-2:], _axes(x.shape, *options)
     rows, cols = _places(h, *axis_h), _places(w, *axis_w)
-    cells = np.stack(
-        [x[..., np.clip(row, 0, h - 1), :][..., np.clip(col, 0, w - 1)] for row in rows for col in cols]
-    )
+    cells = np.stack([x[..., np.clip(row, 0, h - 1), :][..., np.clip(col, 0, w - 1)] for row in rows for col in cols])
     real = np.stack(
         [((0 <= row) & (row < h))[:, None] & ((0 <= col) & (col < w))[None] for row in rows for col in cols]
     )
@@ -106,6 +104,8 @@ def _axes(shape: tuple[int, ...], kernel: Any, stride: Any, padding: Any, dilati
         count = (-(-room // s[axis]) if ceil_mode else room // s[axis]) + 1
         if ceil_mode and (count - 1) * s[axis] >= shape[axis - 2] + p[axis]:
             count -= 1
+        if count < 1:
+            raise ValueError(f"no window fits {shape[axis - 2]} cells")
         found.append((k[axis], s[axis], p[axis], d[axis], count))
     return found
 

@@ -32,7 +32,9 @@ def _slices(geometry: Geometry) -> Iterator[tuple[int, tuple[Any, ...], tuple[An
             last = min(axis.windows, (axis.size - 1 - begin) // axis.stride + 1)
             windows.append(slice(first, last))
             start = begin + first * axis.stride
-            cells.append(slice(start, start + (last - first - 1) * axis.stride + 1 if last > first else start, axis.stride))
+            cells.append(
+                slice(start, start + (last - first - 1) * axis.stride + 1 if last > first else start, axis.stride)
+            )
         yield place, (..., *windows), (..., *cells)
 
 
