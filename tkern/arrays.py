@@ -64,7 +64,7 @@ DTYPES = {"float32": "f32", "int32": "i32", "uint8": "u8"}
 
 @dataclass(frozen=True)
 class Input:
-    """An array that a caller passed, checked: its ``name``, ``shape``, ``kind``, where its data is, and its ``dtype``."""
+    """An array that a caller passed, checked: its ``name``, ``shape``, ``kind``, its data and its ``dtype``."""
 
     name: str
     shape: tuple[int, ...]
@@ -131,8 +131,8 @@ class Output:
 def take(name: str, value: Any, *, shape: tuple[int, ...] | None = None, backend: str, dtype: str = "float32") -> Input:
     """Check an array that a caller passed as argument ``name`` and return it as an :class:`Input`.
 
-    It must be of ``dtype`` and, where ``shape`` is given, have that shape. Raises DTypeError, ShapeError, SizeLimitError or
-    BackendUnavailable (a ti.ndarray of a backend that was switched off).
+    It must be of ``dtype`` and, where ``shape`` is given, have that shape. Raises DTypeError, ShapeError,
+    SizeLimitError or BackendUnavailable (a ti.ndarray of a backend that was switched off).
     """
     kind, got_shape = _kind_of(name, value, dtype)
     if kind == "taichi" and shape == () and got_shape == (1,):
@@ -357,9 +357,8 @@ def _device_array(count: int, dtype: str = "float32") -> Any:
     try:
         return ti.ndarray(getattr(ti, DTYPES[dtype]), max(1, count))
     except RuntimeError as error:
-        raise SizeLimitError(
-            f"the device could not give {count * np.dtype(dtype).itemsize} bytes for an array: {str(error).strip().splitlines()[0]}"
-        ) from error
+        size, why = count * np.dtype(dtype).itemsize, str(error).strip().splitlines()[0]
+        raise SizeLimitError(f"the device could not give {size} bytes for an array: {why}") from error
 
 
 def _upload(host: np.ndarray) -> Any:

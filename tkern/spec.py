@@ -55,7 +55,7 @@ class FiniteDifferences:
     ``cases`` are tiny, with options away from their defaults.
     """
 
-    forward: Callable[..., Outputs]
+    forward: Callable[..., Any]
     cotangents: tuple[str | None, ...]
     gradients: Mapping[str, str]
     cases: tuple[Case, ...]
@@ -69,7 +69,7 @@ class Mutant:
     """
 
     name: str
-    make: Callable[[Inputs, Callable[..., Outputs]], Outputs]
+    make: Callable[[Inputs, Callable[..., Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,9 @@ class Op:
 
     name: str
     summary: str
-    run: Callable[..., Outputs]
+    run: Callable[..., Any]
     prepare: Callable[..., Any]
-    oracle: Callable[..., Outputs]
+    oracle: Callable[..., Any]
     outputs: tuple[str, ...]
     cases: tuple[Case, ...]
     reductions: Callable[[Inputs], Mapping[str, int]]

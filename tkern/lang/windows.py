@@ -1,29 +1,33 @@
 """Plan how the cells of images and the windows over them are laid over programs and lanes.
 
-:func:`plan_cells` and :func:`plan_windows` return objects whose attributes and methods are the words of a kernel's text:
+:func:`plan_cells` and :func:`plan_windows` return objects whose attributes and methods are the words of a kernel:
 :class:`tkern.lang.windows_cpu.CpuWindows` or one of :mod:`tkern.lang.windows_one`. A group is what a lane works on at
 once: on a GPU one cell (or window), on a CPU 16 windows side by side, or the cells that are theirs. The words:
 
-``t.Array``, ``t.Offsets``          annotations of float32 arrays, and of arrays of offsets in windows (bytes or int32)
-``t.Numbers``                       annotation of the geometry's numbers, one argument
+``t.Array``, ``t.Offsets``   annotations of float32 arrays, and of arrays of offsets in windows (bytes or int32)
+``t.Numbers``                annotation of the geometry's numbers, one argument
 ``t.lanes``, ``t.threads(programs)``   for ``ti.loop_config(block_dim=…)`` and the outermost ``range``
-``p = t.program(i, programs, n)``   this lane's program
-``p.steps(rows)``                   how often its loop over rows runs
-``row = p.cell_row(step)``          a row of cells: ``row.steps`` groups, under ``row.windows`` rows of windows
-``cells = row.cells(b)``            a group of cells: in each row of windows under ``cells.windows`` columns of them
-``total = cells.zero()``            a sum for each cell
-``cells.sum(total, a, c, f, given)``   add ``f(window, given)`` for the windows of row ``a`` and column ``c`` over each cell
-``cells.put(dx, total)``            write the sums
-``window.offset``                   which cell of the window this cell is; ``window.index(a)``, ``window.value(a)``: the
-                                    window's offset, or float, in an array of windows
-``window.mine(x)``, ``window.its(x, a, moves)``, ``window.number(a)``, ``windows.order_at(x, a, moves)``   words for ties,
-                                    which only ``ties=True`` of the plan has: see there
-``row = p.window_row(step)``        a row of windows: ``row.steps`` groups, with real cells in places ``row.first`` up to
-                                    ``row.last`` of their columns
-``windows = row.windows(b)``        a group of windows, with real cells in places ``windows.first`` to ``windows.last``
-``windows.cell(i, j)``              the cells at that place: ``.offset``, ``.value(x)``, ``.order(v)`` of those values
+``p = t.program(i, programs, n)``      this lane's program; ``p.steps(rows)``: how often its loop over rows runs
+``row = p.cell_row(step)``   a row of cells: ``row.steps`` groups, under ``row.windows`` rows of windows
+``cells = row.cells(b)``     a group of cells: in each row of windows under ``cells.windows`` columns of them
+``total = cells.zero()``     a sum for each cell
+``cells.sum(total, a, c, f, given)``   add ``f(window, given)`` for the windows of row ``a``, column ``c`` over them
+``cells.put(dx, total)``     write the sums
+``window.offset``            which cell of the window this cell is
+``window.index(a)``, ``window.value(a)``   the window's offset, or its float, in an array of windows
+``window.where(condition, v)``         v, or 0
+``row = p.window_row(step)`` a row of windows: ``row.steps`` groups, with real cells in places ``row.first`` up to
+                             ``row.last`` of their columns
+``windows = row.windows(b)`` a group of windows, with real cells in places ``windows.first`` up to ``windows.last``
+``windows.cell(i, j)``       the cells at that place: ``.offset``, ``.value(x)``, ``.order(v)`` of those values
 ``windows.least()``, ``.nothing()``, ``.nowhere()``   an order below every cell's, 0, and no offset
+``windows.hand_out(dx, f, given)``     write ``f(cell, given)`` to the windows' cells, 0 to those that follow up to the
+                             next window's or the border: see ``can_hand_out``
 ``windows.put(y, v)``, ``windows.put_offsets(a, v)``   write a float, or an offset, for each window
+
+Words for ties, which only a plan with ``ties`` has: ``window.mine(x)``, ``window.its(x, a, moves)``, the order of this
+cell and of the one that offset ``a`` names; ``windows.order_at(x, a, moves)``, likewise; ``window.number(a)``, an
+integer as a float; ``t.Moves``, the annotation of how far each cell of a window is from its first.
 
 The *order* of a float is an integer: equal numbers have the same, a larger number a larger one, NaN the largest. It is
 what is compared, since Metal compiles comparisons of floats as if there were no NaN and no infinity.
@@ -37,7 +41,7 @@ from typing import Any
 from tkern.lang.rows import VECTOR_WIDTH
 from tkern.launch import Group
 
-__all__ = ["AxisNumbers", "Images", "WindowPart", "WindowSizes", "plan_cells", "plan_windows"]
+__all__ = ["AxisNumbers", "Images", "WindowPart", "WindowSizes", "can_hand_out", "plan_cells", "plan_windows"]
 
 
 @dataclass(frozen=True)
@@ -189,6 +193,13 @@ def plan_windows(backend: str, sizes: WindowSizes, images: Images, *, ties: bool
     return _cpu_parts(
         sizes, images, _cpu_words(_fixed(sizes, h, w), False, False, images.dtype), rows, w.windows, low, high
     )
+
+
+def can_hand_out(backend: str, sizes: WindowSizes, images: Images) -> bool:
+    """Return whether ``windows.hand_out`` works: windows lie apart, begin at 0, are not dilated and are compiled in."""
+    axes = (images.h, images.w)
+    apart = all(axis.kernel <= axis.stride and axis.pad == 0 and axis.dilation == 1 for axis in axes)
+    return apart and (backend != "cpu" or _fixed(sizes, *axes) is not None)
 
 
 def _cpu_parts(

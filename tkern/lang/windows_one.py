@@ -36,7 +36,7 @@ class GpuWindows:
     Moves = ti.types.ndarray(dtype=ti.i32)
     Numbers = Numbers
 
-    def __init__(self, lanes, per_row, launched, fixed, dtype):
+    def __init__(self, lanes: int, per_row: int, launched, fixed, dtype: str):
         self.Offsets = ti.types.ndarray(dtype=OFFSETS[dtype])
         self.dtype = OFFSETS[dtype]
         self.lanes = lanes
@@ -72,7 +72,7 @@ class CpuCells(GpuWindows):
     Array = ti.types.ndarray(dtype=Vector, ndim=1)
     Moves = ti.types.ndarray(dtype=ti.types.vector(16, ti.i32), ndim=1)
 
-    def __init__(self, fixed, dtype):
+    def __init__(self, fixed, dtype: str):
         super().__init__(1, 1, None, fixed, dtype)
         self.Offsets = ti.types.ndarray(dtype=ti.types.vector(16, OFFSETS[dtype]), ndim=1)
         self.key = ("cpu cells", fixed, dtype)
@@ -277,6 +277,24 @@ class _Window:
         index = ti.cast(self.row.program.words.element(a, self.at), ti.i32)
         return value(_order_of_move(self.row.program, x, self.begin, index, moves))
 
+    @macro
+    def value(self, a):
+        return value(element(a, self.at))
+
+    @ti.func
+    def hand_out(self, dx: ti.template(), f: ti.template(), given: ti.template()):
+        h, w = self.row.program.h, self.row.program.w
+        # The last window's block reaches to the border.
+        top, left = self.row.window * h.stride, self.window * w.stride
+        rows = ti.select(self.row.window == h.windows - 1, h.size - top, h.stride)
+        cols = ti.select(self.window == w.windows - 1, w.size - left, w.stride)
+        for i in range(ti.select(self.inside, rows, 0)):
+            for j in range(cols):
+                v = ti.cast(0.0, ti.f32)
+                if i < h.kernel and j < w.kernel:
+                    v = f(self.cell(i, j), given)
+                put(dx, self.begin + i * w.size + j, v)
+
     @ti.func
     def put(self, y: ti.template(), v):
         if self.inside:
@@ -303,3 +321,7 @@ class _At:
     @macro
     def order(self, v):
         return value(order_of(ti.bit_cast(v, ti.i32)))
+
+    @macro
+    def where(self, condition, v):
+        return value(ti.select(condition, v, 0.0))

@@ -9,7 +9,7 @@ import numpy as np
 
 from tkern import arrays, runtime
 from tkern.errors import OptionError
-from tkern.lang.windows import AxisNumbers, Images, WindowSizes, plan_cells, plan_windows
+from tkern.lang.windows import AxisNumbers, Images, WindowSizes, can_hand_out, plan_cells, plan_windows
 from tkern.launch import Launch
 from tkern.ops.max_pool2d.geometry import Axis, Geometry, geometry_of
 from tkern.ops.max_pool2d.indices import max_pool2d_indices_from_flat, max_pool2d_indices_to_flat
@@ -26,16 +26,22 @@ __all__ = [
 TIES = ("first", "split", "all")
 
 # What was measured, or what the hardware allows, that chose these; see docs/measurements.md.
-_GPU = {"programs": (8, 64, 512, 4096), "lanes": 256, "fixed": (7, 4)}
+_GPU = WindowSizes(
+    programs=(8, 64, 512, 4096),
+    lanes=256,
+    fixed=(7, 4),
+    reason="a lane for each cell of a row, so that neighbours read neighbours; not chosen by measurement yet",
+)
 SIZES = {
     "cpu": WindowSizes(
         programs=(512,),
         fixed=(5, 3),
-        reason="tasks of a few dozen rows keep any number of cores busy; strides up to 3 are interleaved from vectors, and wider windows take too long to compile",
+        reason="tasks of a few dozen rows keep any number of cores busy; compiling strides beyond 3 takes 20 s, 5×5 "
+        "places 5 s",
     ),
-    "cuda": WindowSizes(**_GPU, reason="a lane for each cell of a row, so that neighbours read neighbours"),
-    "vulkan": WindowSizes(**_GPU, reason="as cuda: the same device through another driver"),
-    "metal": WindowSizes(**_GPU, reason="as vulkan; not measured on a device yet"),
+    "cuda": _GPU,
+    "vulkan": _GPU,
+    "metal": _GPU,
 }
 
 
@@ -171,8 +177,8 @@ def prepare_backward(
     if out is None:
         dx = arrays.make_output(xs.shape, xs, backend)
     else:
-        given = tuple(a for a in (xs, dys, saved) if a is not None)
-        (dx,) = arrays.take_outputs(("dx",), out, (xs.shape,), given, backend)
+        inputs = tuple(a for a in (xs, dys, saved) if a is not None)
+        (dx,) = arrays.take_outputs(("dx",), out, (xs.shape,), inputs, backend)
     launch = Launch((dx,))
     planes = math.prod(xs.shape[:-2])
     images = _images(geometry, planes)
@@ -183,6 +189,12 @@ def prepare_backward(
     from tkern.ops.max_pool2d import kernel
 
     windows, dtype, sizes = math.prod(shape), geometry.index_dtype, SIZES[backend]
+    if saved is None and can_hand_out(backend, sizes, images):
+        builds = {"first": "backward_apart", "split": "backward_apart_split", "all": "backward_apart_all"}
+        given = (xs.argument(backend), dys.argument(backend), dx.argument)
+        for part in plan_windows(backend, sizes, images):
+            launch.add(compiled(getattr(kernel, builds[ties]), part.words), *given, part.numbers, part.programs)
+        return launch
     # What is not read need not be brought to the device.
     cells = xs.argument(backend) if saved is None or ties != "first" else None
     if saved is None:

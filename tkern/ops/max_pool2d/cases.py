@@ -70,6 +70,7 @@ _GEOMETRIES: tuple[tuple[tuple[int, ...], Any, dict[str, Any]], ...] = (
     ((2, 41, 33), 17, {"stride": 3, "padding": 8}),
     ((2, 6, 300), (1, 7), {"stride": (1, 6), "dilation": (1, 4), "padding": (0, 3)}),
     ((5, 7, 7), 7, {}),
+    ((2, 3, 12, 53), 2, {"stride": 3}),
 )
 
 
@@ -87,12 +88,12 @@ _BACKWARD_CASES = (
     *(Case(f"{_name(*one)} saved", _backward(one[0], one[1], saved=True, **one[2])) for one in _GEOMETRIES),
     *(
         Case(f"{_name(*one)} {ties}", _backward(one[0], one[1], "tied", ties=ties, **one[2]))
-        for one in (_GEOMETRIES[0], _GEOMETRIES[1], _GEOMETRIES[4], _GEOMETRIES[8])
+        for one in (_GEOMETRIES[0], _GEOMETRIES[1], _GEOMETRIES[4], _GEOMETRIES[8], _GEOMETRIES[11])
         for ties in ("first", "split", "all")
     ),
 )
 
-_TINY_GEOMETRIES = (
+_TINY_GEOMETRIES: tuple[tuple[tuple[int, ...], Any, dict[str, Any]], ...] = (
     ((2, 2, 3, 5), 2, {}),
     ((1, 2, 5, 4), (3, 2), {"stride": (2, 1), "padding": (1, 0)}),
     ((2, 4, 7), 2, {"stride": 1, "dilation": (1, 3), "ceil_mode": True}),
@@ -208,7 +209,7 @@ _QUICK = tuple(Shape(dict(zip(_NAMES, sizes, strict=True))) for sizes in _QUICK_
 
 def _make_forward(rng: np.random.Generator, dims: Mapping[str, int]) -> dict[str, Any]:
     shape = (dims["N"], dims["C"], dims["HW"], dims["HW"])
-    options = {"stride": dims["s"], "padding": dims["p"], "ceil_mode": bool(dims["ceil"])}
+    options: dict[str, Any] = {"stride": dims["s"], "padding": dims["p"], "ceil_mode": bool(dims["ceil"])}
     return _forward(shape, dims["k"], **options)(rng)
 
 

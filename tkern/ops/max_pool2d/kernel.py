@@ -146,6 +146,61 @@ def backward(t):
     return max_pool2d_backward
 
 
+@ti.func
+def _first_takes(cell: ti.template(), a: ti.template()):
+    return cell.where(a.index == cell.offset, a.dy)
+
+
+@ti.func
+def _equals_take(cell: ti.template(), a: ti.template()):
+    equal = (cell.order(cell.value(a.x)) == a.order) & (is_nan_order(a.order) == 0)
+    return cell.where((a.index == cell.offset) | equal, a.dy)
+
+
+def _backward_apart(t, share, split):
+    """Build dx from x and dy for windows that lie apart: x, dy and dx each pass through memory once."""
+
+    @ti.kernel
+    def max_pool2d_backward_apart(x: t.Array, dy: t.Array, dx: t.Array, n: t.Numbers, programs: ti.i32):
+        ti.loop_config(block_dim=t.lanes)
+        for i in range(t.threads(programs)):
+            p = t.program(i, programs, n)
+            for step in range(p.steps(n.rows)):
+                row = p.window_row(step)
+                for b in range(row.steps):
+                    windows = row.windows(b)
+                    order, index = windows.least(), windows.nowhere()
+                    parts = windows.nothing() + 1.0
+                    for u in range(row.first, row.last):
+                        for v in range(windows.first, windows.last):
+                            cell = windows.cell(u, v)
+                            x_order = cell.order(cell.value(x))
+                            larger = x_order > order
+                            # Equals are counted while they are the largest so far; a NaN has none.
+                            equal = (x_order == order) & (is_nan_order(order) == 0)
+                            parts = ti.select(larger, 1.0, ti.select(equal, parts + split, parts))
+                            order = ti.select(larger, x_order, order)
+                            index = ti.select(larger, cell.offset, index)
+                    windows.hand_out(dx, share, given(x=x, order=order, index=index, dy=windows.value(dy) / parts))
+
+    return max_pool2d_backward_apart
+
+
+def backward_apart(t):
+    """Build dx from x and dy, ties going to the first, for windows that lie apart. Arrays as ``backward``."""
+    return _backward_apart(t, _first_takes, 0.0)
+
+
+def backward_apart_split(t):
+    """As ``backward_apart``, equals sharing dy."""
+    return _backward_apart(t, _equals_take, 1.0)
+
+
+def backward_apart_all(t):
+    """As ``backward_apart``, equals each taking the whole of dy."""
+    return _backward_apart(t, _equals_take, 0.0)
+
+
 def _backward_ties(t, share):
     @ti.kernel
     def max_pool2d_backward_ties(

@@ -76,7 +76,7 @@ def max_pool2d_backward(
     rows, cols = (_places(n, *axis) for n, axis in zip(x.shape[-2:], _axes(x.shape, *options), strict=True))
     for place, share in enumerate(shares):
         i, j = divmod(place, kw)
-        inside_h, inside_w = (0 <= rows[i]) & (rows[i] < x.shape[-2]), (0 <= cols[j]) & (cols[j] < x.shape[-1])
+        inside_h, inside_w = (rows[i] >= 0) & (rows[i] < x.shape[-2]), (cols[j] >= 0) & (cols[j] < x.shape[-1])
         at = np.ix_(rows[i][inside_h], cols[j][inside_w])
         # No cell stands twice at one place of its windows, so += adds every share.
         dx[(..., *at)] += share[..., inside_h, :][..., inside_w]
@@ -89,7 +89,7 @@ def _windows(x: np.ndarray, *options: Any) -> tuple[np.ndarray, np.ndarray, tupl
     rows, cols = _places(h, *axis_h), _places(w, *axis_w)
     cells = np.stack([x[..., np.clip(row, 0, h - 1), :][..., np.clip(col, 0, w - 1)] for row in rows for col in cols])
     real = np.stack(
-        [((0 <= row) & (row < h))[:, None] & ((0 <= col) & (col < w))[None] for row in rows for col in cols]
+        [((row >= 0) & (row < h))[:, None] & ((col >= 0) & (col < w))[None] for row in rows for col in cols]
     )
     real = np.broadcast_to(real.reshape(len(real), *(1,) * (x.ndim - 2), *real.shape[1:]), cells.shape)
     return cells, real, (len(rows), len(cols))
