@@ -109,10 +109,12 @@ class _BlockCells:
         self.row = row
         self.block = value(ti.max(ti.min(b * WIDTH, row.blocks - WIDTH), 0))
         self.strides = [axis[1] for axis in row.program.words.fixed]
+        # A sum waits for the one before it: with one vector alone, every fourth row of the window has one of its own.
+        self.chains = 4 if self.strides == [1, 1] else 1
 
     @macro
     def zero(self):
-        return _Total(self.strides[0] * self.strides[1])
+        return _Total(self.strides[0] * self.strides[1] * self.chains)
 
     @macro
     def sum(self, total, a, c, f, given):
@@ -122,7 +124,7 @@ class _BlockCells:
         for i, (r_h, shift_h) in enumerate(places_h):
             for j, (r_w, shift_w) in enumerate(places_w):
                 over = _Block(value(rows[shift_h] - shift_w), i * len(places_w) + j)
-                _add(total, r_h * self.strides[1] + r_w, f(over, given))
+                _add(total, i % self.chains if self.chains > 1 else r_h * self.strides[1] + r_w, f(over, given))
 
     @ti.func
     def put(self, dx: ti.template(), total: ti.template()):
@@ -141,6 +143,9 @@ class _BlockCells:
     @macro
     def interleaved(self, total, r, q):
         s = self.strides[1]
+        if self.chains > 1:
+            a, b, c, d = total.parts
+            return (a + b) + (c + d)
         return interleaved(total.parts[r * s : r * s + s], q)
 
 
