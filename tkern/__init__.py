@@ -15,6 +15,12 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tkern import errors, oracle
     from tkern.ops.attention import AttentionGrads, attention, attention_backward
+    from tkern.ops.max_pool2d import (
+        max_pool2d,
+        max_pool2d_backward,
+        max_pool2d_indices_from_flat,
+        max_pool2d_indices_to_flat,
+    )
     from tkern.ops.rms_norm import rms_norm, rms_norm_backward
     from tkern.runtime import Backend, backends, use, using
 
@@ -27,6 +33,10 @@ _HOME = {
     "backends": "tkern.runtime",
     "use": "tkern.runtime",
     "using": "tkern.runtime",
+    "max_pool2d": "tkern.ops.max_pool2d",
+    "max_pool2d_backward": "tkern.ops.max_pool2d",
+    "max_pool2d_indices_from_flat": "tkern.ops.max_pool2d",
+    "max_pool2d_indices_to_flat": "tkern.ops.max_pool2d",
     "rms_norm": "tkern.ops.rms_norm",
     "rms_norm_backward": "tkern.ops.rms_norm",
 }
@@ -40,6 +50,10 @@ __all__ = [
     "attention_backward",
     "backends",
     "errors",
+    "max_pool2d",
+    "max_pool2d_backward",
+    "max_pool2d_indices_from_flat",
+    "max_pool2d_indices_to_flat",
     "oracle",
     "rms_norm",
     "rms_norm_backward",

@@ -27,11 +27,14 @@ import numpy as np
 
 from tkern import pool, runtime
 from tkern.errors import AliasError, BackendUnavailable, DTypeError, OptionError, ShapeError, SizeLimitError
+from tkern.memory import memory_of, refuse_shared
 
 __all__ = [
+    "DTYPES",
     "Input",
     "Output",
     "as_vectors",
+    "constants",
     "make_output",
     "number",
     "shape_text",
@@ -48,24 +51,29 @@ _WIDTH = 16
 _SLACK = 2**15
 LIMITS = {"cpu": 2**31 - _SLACK, "cuda": 2**31 - _SLACK, "vulkan": 2**30 - _SLACK, "metal": 2**30 - _SLACK}
 
-# Device arrays kept by size, the one used last at the end.
-_workspaces: dict[int, Any] = {}
+# Device arrays kept by size and type, the one used last at the end.
+_workspaces: dict[tuple[int, str], Any] = {}
 _MOST_WORKSPACES = 8
+
+
+# The element types that there are, with Taichi's names for them. Offsets in windows are integers, all else float32.
+DTYPES = {"float32": "f32", "int32": "i32", "uint8": "u8"}
 
 
 @dataclass(frozen=True)
 class Input:
-    """A float32 array that a caller passed, checked: its ``name``, ``shape``, ``kind`` and where its data is."""
+    """An array that a caller passed, checked: its ``name``, ``shape``, ``kind``, its data and its ``dtype``."""
 
     name: str
     shape: tuple[int, ...]
     kind: str  # "numpy", "torch" or "taichi"
     data: Any
+    dtype: str = "float32"
 
     def argument(self, backend: str) -> Any:
         """Return what a kernel of ``backend`` takes for this array: flat, contiguous, read only by agreement."""
         if self.kind == "taichi":
-            return self.data if backend != "cpu" else as_vectors(_memory_of(self.data))
+            return self.data if backend != "cpu" else as_vectors(memory_of(self.data))
         if self.kind == "torch" and _shares_cuda(self.data, backend):
             # Taichi launches on the default stream; what another stream still writes must be there first.
             stream = sys.modules["torch"].cuda.current_stream(self.data.device)
@@ -118,13 +126,13 @@ class Output:
         return _in_kind_of(self.like, self.argument.to_numpy()[: math.prod(self.shape)].reshape(self.shape))
 
 
-def take(name: str, value: Any, *, shape: tuple[int, ...] | None = None, backend: str) -> Input:
+def take(name: str, value: Any, *, shape: tuple[int, ...] | None = None, backend: str, dtype: str = "float32") -> Input:
     """Check an array that a caller passed as argument ``name`` and return it as an :class:`Input`.
 
-    It must be float32 and, where ``shape`` is given, have that shape. Raises DTypeError, ShapeError, SizeLimitError or
-    BackendUnavailable (a ti.ndarray of a backend that was switched off).
+    It must be of ``dtype`` and, where ``shape`` is given, have that shape. Raises DTypeError, ShapeError,
+    SizeLimitError or BackendUnavailable (a ti.ndarray of a backend that was switched off).
     """
-    kind, got_shape = _kind_of(name, value)
+    kind, got_shape = _kind_of(name, value, dtype)
     if kind == "taichi" and shape == () and got_shape == (1,):
         got_shape = ()  # as make_output returns it
     if shape is not None and got_shape != shape:
@@ -137,22 +145,23 @@ def take(name: str, value: Any, *, shape: tuple[int, ...] | None = None, backend
             got=f"{count} elements, shape {shape_text(got_shape)}",
             hint="call it on parts",
         )
-    return Input(name, got_shape, kind, value)
+    return Input(name, got_shape, kind, value, dtype)
 
 
-def make_output(shape: tuple[int, ...], like: Input, backend: str) -> Output:
+def make_output(shape: tuple[int, ...], like: Input, backend: str, dtype: str = "float32") -> Output:
     """Make an array of ``shape`` for a kernel to write every element of, of the kind of ``like``."""
     count = math.prod(shape)
     if like.kind == "taichi":
         # One number has an axis here: Taichi's own array without axes cannot be indexed in a kernel.
-        array = sys.modules["taichi"].ndarray(sys.modules["taichi"].f32, shape or (1,))
-        return Output(shape, like, backend, as_vectors(_memory_of(array)) if backend == "cpu" else array, array)
+        array = sys.modules["taichi"].ndarray(getattr(sys.modules["taichi"], DTYPES[dtype]), shape or (1,))
+        return Output(shape, like, backend, as_vectors(memory_of(array)) if backend == "cpu" else array, array)
     if like.kind == "torch" and _shares_cuda(like.data, backend):
-        tensor = sys.modules["torch"].empty(shape, dtype=like.data.dtype, device=like.data.device)
+        torch = sys.modules["torch"]
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=like.data.device)
         return Output(shape, like, backend, tensor.view(-1), tensor)
     if backend == "cpu":
-        return Output(shape, like, backend, pool.empty(_padded(count)).reshape(-1, _WIDTH))
-    return Output(shape, like, backend, _device_array(count))
+        return Output(shape, like, backend, pool.empty(_padded(count), dtype).reshape(-1, _WIDTH))
+    return Output(shape, like, backend, _device_array(count, dtype))
 
 
 def take_outputs(
@@ -181,10 +190,10 @@ def take_output(name: str, value: Any, shape: tuple[int, ...], *, apart: tuple[I
     """
     given = take(name, value, shape=shape, backend=backend)
     if given.kind == "taichi":
-        _refuse_shared(name, value, apart)
+        refuse_shared(name, value, apart)
         return Output(shape, given, backend, given.argument(backend), value)
     if given.kind == "torch" and _shares_cuda(value, backend) and value.is_contiguous():
-        _refuse_shared(name, value, apart)
+        refuse_shared(name, value, apart)
         return Output(shape, given, backend, value.detach().view(-1), value)
     if backend != "cpu" or (given.kind == "torch" and value.device.type != "cpu"):
         raise BackendUnavailable(
@@ -198,22 +207,22 @@ def take_output(name: str, value: Any, shape: tuple[int, ...], *, apart: tuple[I
         )
     if not host.flags.writeable:
         raise AliasError(argument=name, expected="an array that may be written", got="a read-only one")
-    _refuse_shared(name, value, apart)
+    refuse_shared(name, value, apart)
     return Output(shape, given, backend, as_vectors(host), value)
 
 
-def workspace(count: int, backend: str) -> Any:
-    """Return a kernel argument of ``count`` floats that no caller sees; what is in it is undefined.
+def workspace(count: int, backend: str, dtype: str = "float32") -> Any:
+    """Return a kernel argument of ``count`` numbers that no caller sees; what is in it is undefined.
 
     On a GPU the last few are kept and handed out again, also while another launch still holds one: launches run one
     after another, and each writes its workspace before it reads it.
     """
     if backend == "cpu":
-        return pool.empty(_padded(count)).reshape(-1, _WIDTH)
-    kept = _workspaces.pop(count, None)
+        return pool.empty(_padded(count), dtype).reshape(-1, _WIDTH)
+    kept = _workspaces.pop((count, dtype), None)
     if kept is None or runtime.is_ended(kept):
-        kept = _device_array(count)
-    _workspaces[count] = kept
+        kept = _device_array(count, dtype)
+    _workspaces[count, dtype] = kept
     while len(_workspaces) > _MOST_WORKSPACES:
         del _workspaces[next(iter(_workspaces))]
     return kept
@@ -224,6 +233,15 @@ def zeros(count: int, backend: str) -> Any:
     if backend == "cpu":
         return np.zeros((_padded(count) // _WIDTH, _WIDTH), np.float32)
     return _device_array(count)  # which Taichi fills with zeros
+
+
+def constants(host: np.ndarray, backend: str) -> Any:
+    """Return a kernel argument with the numbers of a contiguous array that no caller sees."""
+    if backend != "cpu":
+        return _upload(host)
+    padded = np.zeros(_padded(host.size), host.dtype)
+    padded[: host.size] = host.reshape(-1)
+    return padded.reshape(-1, _WIDTH)
 
 
 def number(name: str, value: Any) -> float:
@@ -240,14 +258,14 @@ def number(name: str, value: Any) -> float:
 
 
 def as_vectors(host: np.ndarray) -> np.ndarray:
-    """Return a contiguous float32 array as one of 16-vectors, the form that CPU kernels take.
+    """Return a contiguous array as one of 16-vectors, the form that CPU kernels take.
 
     The last vector may reach past the end; kernels mask what lies there.
     """
     if host.size % _WIDTH == 0 and host.size:
         return host.reshape(-1, _WIDTH)
     count = max(1, _padded(host.size) // _WIDTH)
-    return np.lib.stride_tricks.as_strided(host.reshape(-1), (count, _WIDTH), (4 * _WIDTH, 4))
+    return np.lib.stride_tricks.as_strided(host.reshape(-1), (count, _WIDTH), (host.itemsize * _WIDTH, host.itemsize))
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
@@ -255,21 +273,21 @@ def shape_text(shape: tuple[int, ...]) -> str:
     return "(" + ", ".join(str(n) for n in shape) + ("," if len(shape) == 1 else "") + ")"
 
 
-def _kind_of(name: str, value: Any) -> tuple[str, tuple[int, ...]]:
+def _kind_of(name: str, value: Any, dtype: str) -> tuple[str, tuple[int, ...]]:
     if isinstance(value, np.ndarray):
         if isinstance(value, np.ma.MaskedArray):
             raise DTypeError(
                 argument=name, expected="a plain NumPy array", got="a masked one, whose mask would be lost"
             )
-        if value.dtype != np.float32 or not value.dtype.isnative:
-            _refuse_dtype(name, value.dtype)
+        if value.dtype != np.dtype(dtype) or not value.dtype.isnative:
+            _refuse_dtype(name, value.dtype, dtype)
         return "numpy", value.shape
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         if value.layout != torch.strided:
             raise DTypeError(argument=name, expected="a dense (strided) tensor", got=str(value.layout))
-        if value.dtype != torch.float32:
-            _refuse_dtype(name, value.dtype)
+        if value.dtype != getattr(torch, dtype):
+            _refuse_dtype(name, value.dtype, dtype)
         return "torch", tuple(value.shape)
     ti = sys.modules.get("taichi")
     if ti is not None and isinstance(value, ti.Ndarray):
@@ -277,20 +295,20 @@ def _kind_of(name: str, value: Any) -> tuple[str, tuple[int, ...]]:
             raise BackendUnavailable(
                 f"{name}: this ti.ndarray belongs to a backend that was switched off", argument=name
             )
-        if not isinstance(value, ti.ScalarNdarray) or value.dtype != ti.f32:
-            _refuse_dtype(name, f"{value.element_type}")
+        if not isinstance(value, ti.ScalarNdarray) or value.dtype != getattr(ti, DTYPES[dtype]):
+            _refuse_dtype(name, value.element_type, dtype)
         return "taichi", tuple(value.shape)
     raise DTypeError(
         argument=name,
-        expected="a float32 NumPy array, torch tensor or ti.ndarray",
+        expected=f"a NumPy array, torch tensor or ti.ndarray of {dtype}"
+        if dtype != "float32"
+        else "a float32 NumPy array, torch tensor or ti.ndarray",
         got=f"{type(value).__module__}.{type(value).__qualname__}",
     )
 
 
-def _refuse_dtype(name: str, got: object) -> None:
-    raise DTypeError(
-        argument=name, expected="float32", got=str(got), hint="convert it first: nothing is cast in silence"
-    )
+def _refuse_dtype(name: str, got: object, dtype: str) -> None:
+    raise DTypeError(argument=name, expected=dtype, got=str(got), hint="convert it first: nothing is cast in silence")
 
 
 def _contiguous(array: np.ndarray) -> np.ndarray:
@@ -304,36 +322,17 @@ def _padded(count: int) -> int:
     return max(_WIDTH, -(-count // _WIDTH) * _WIDTH)
 
 
-class _Memory:
-    """The memory of a ti.ndarray on the CPU, which lives as long as any NumPy array on it."""
-
-    def __init__(self, array: Any) -> None:
-        self._array = array
-        program: Any = runtime.program()
-        self.__array_interface__ = {
-            "shape": (math.prod(array.shape),),
-            "typestr": np.dtype(np.float32).str,
-            "data": (program.get_ndarray_data_ptr_as_int(array.arr), False),
-            "version": 3,
-        }
-
-
-def _memory_of(array: Any) -> np.ndarray:
-    return np.asarray(_Memory(array))
-
-
-def _device_array(count: int) -> Any:
+def _device_array(count: int, dtype: str = "float32") -> Any:
     ti = sys.modules["taichi"]
     try:
-        return ti.ndarray(ti.f32, max(1, count))
+        return ti.ndarray(getattr(ti, DTYPES[dtype]), max(1, count))
     except RuntimeError as error:
-        raise SizeLimitError(
-            f"the device could not give {4 * count} bytes for an array: {str(error).strip().splitlines()[0]}"
-        ) from error
+        size, why = count * np.dtype(dtype).itemsize, str(error).strip().splitlines()[0]
+        raise SizeLimitError(f"the device could not give {size} bytes for an array: {why}") from error
 
 
 def _upload(host: np.ndarray) -> Any:
-    array = _device_array(host.size)
+    array = _device_array(host.size, host.dtype.name)
     array.from_numpy(host.reshape(-1))
     return array
 
@@ -346,35 +345,3 @@ def _in_kind_of(like: Input, host: np.ndarray) -> Any:
     if like.kind == "torch":
         return sys.modules["torch"].from_numpy(host).to(like.data.device)
     return host
-
-
-def _refuse_shared(name: str, value: Any, apart: tuple[Input, ...]) -> None:
-    for other in apart:
-        if _may_share(value, other.data):
-            raise AliasError(
-                argument=name,
-                expected=f"memory of its own: {other.name} is still read",
-                got=f"memory shared with {other.name}",
-            )
-
-
-def _may_share(a: Any, b: Any) -> bool:
-    if a is b:
-        return True
-    spans = [_span(a), _span(b)]
-    if None in spans:
-        return False
-    (low_a, high_a), (low_b, high_b) = spans  # type: ignore[misc]
-    return low_a < high_b and low_b < high_a
-
-
-def _span(value: Any) -> tuple[int, int] | None:
-    """Return the first and one past the last byte that an array may touch, or None where nobody can tell."""
-    if isinstance(value, np.ndarray):
-        from numpy.lib import array_utils
-
-        return array_utils.byte_bounds(value)
-    if hasattr(value, "data_ptr"):
-        reach = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)) if value.numel() else -1
-        return value.data_ptr(), value.data_ptr() + 4 * (reach + 1)
-    return None

@@ -32,12 +32,13 @@ import numpy as np
 
 import tkern
 from tkern import runtime
+from tkern.arrays import DTYPES
 from tkern.compare import FLOORS
 from tkern.errors import OptionError, TkernError
 from tkern.parity import compare_outputs, truth_of
 from tkern.progress import steps
 from tkern.roof import Roof, measure_roof, synchronize_torch
-from tkern.spec import Inputs, Op, Shape
+from tkern.spec import Inputs, Op, Shape, as_outputs
 from tkern.timing import Timing, measure, measure_all
 
 __all__ = ["PEERS", "Row", "run", "summarize", "write"]
@@ -159,7 +160,7 @@ def _time_shape(
     launch.run()
     runtime.synchronize()
     first = time.perf_counter() - begun
-    error = _check(op, shape, backend, host, op.run(**inputs))
+    error = _check(op, shape, backend, host, as_outputs(op.run(**inputs)))
 
     def row(by: str, timing: Timing, **extra: Any) -> Row:
         values: dict[str, Any] = {"compile_s": None, "roof": None, "error": None, **extra}
@@ -238,7 +239,7 @@ def _on_device(host: Inputs, backend: str) -> Inputs:
             return torch.from_numpy(value).cuda()
         import taichi as ti
 
-        array = ti.ndarray(ti.f32, value.shape)
+        array = ti.ndarray(getattr(ti, DTYPES[value.dtype.name]), value.shape)
         array.from_numpy(value)
         return array
 

@@ -81,11 +81,13 @@ def compare(
     """Compare one output with the truth ``want`` (float64); ``baseline`` is the oracle's float32 answer.
 
     ``longest`` is K, ``floor`` the backend's entry of FLOORS, ``scale`` the rms of the terms that may cancel. Shape
-    and finiteness are part of the comparison.
+    and finiteness are part of the comparison. Integers must be equal, and of the oracle's type.
     """
     got = np.asarray(got)
     if got.shape != want.shape:
         return _impossible(output, f"shape {got.shape}, want {want.shape}")
+    if want.dtype.kind in "iu":
+        return _compare_integers(output, got, want)
     if got.dtype != np.float32:
         return _impossible(output, f"dtype {got.dtype}, want float32")
     if got.size == 0:
@@ -121,6 +123,27 @@ def compare(
         tolerance=allowed,
         rms=rms,
         wrong=int(np.count_nonzero(~(errors <= allowed))),
+        size=got.size,
+        worst=tuple(int(i) for i in at),
+        got=float(got[at]),
+        want=float(want[at]),
+    )
+
+
+def _compare_integers(output: str, got: np.ndarray, want: np.ndarray) -> Comparison:
+    if got.dtype != want.dtype:
+        return _impossible(output, f"dtype {got.dtype}, want {want.dtype}")
+    if got.size == 0:
+        return Comparison(output, True, 0.0, 0.0, 0.0, 0, 0, (), 0.0, 0.0)
+    errors = np.abs(got.astype(np.int64) - want)
+    at = np.unravel_index(int(np.argmax(errors)), got.shape)
+    return Comparison(
+        output,
+        held=not errors.any(),
+        error=float(errors[at]),
+        tolerance=0.0,
+        rms=math.sqrt(float(np.mean(want.astype(np.float64) ** 2))),
+        wrong=int(np.count_nonzero(errors)),
         size=got.size,
         worst=tuple(int(i) for i in at),
         got=float(got[at]),

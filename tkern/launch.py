@@ -101,7 +101,8 @@ def _launch(kernel: Any, arguments: tuple[Any, ...]) -> None:
             context.set_arg_ndarray((i,), value.arr)
         else:  # a torch tensor on the device, flat or of vectors
             shape = tuple(value.shape[:1])
-            context.set_arg_external_array_with_shape((i,), value.data_ptr(), 4 * value.numel(), shape, 0)
+            size = value.element_size() * value.numel()
+            context.set_arg_external_array_with_shape((i,), value.data_ptr(), size, shape, 0)
     program.launch_kernel(known[2], context)
 
 

@@ -10,28 +10,29 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tkern.ops.attention.oracle import attention, attention_backward
+    from tkern.ops.max_pool2d.oracle import max_pool2d, max_pool2d_backward
     from tkern.ops.rms_norm.oracle import rms_norm, rms_norm_backward
 
 _HOME = {
     "attention": "tkern.ops.attention.oracle",
     "attention_backward": "tkern.ops.attention.oracle",
+    "max_pool2d": "tkern.ops.max_pool2d.oracle",
+    "max_pool2d_backward": "tkern.ops.max_pool2d.oracle",
     "rms_norm": "tkern.ops.rms_norm.oracle",
     "rms_norm_backward": "tkern.ops.rms_norm.oracle",
 }
 
-__all__ = ["attention", "attention_backward", "rms_norm", "rms_norm_backward"]
+__all__ = ["attention", "attention_backward", "max_pool2d", "max_pool2d_backward", "rms_norm", "rms_norm_backward"]
 
 
-def __getattr__(name: str) -> Callable[..., tuple[np.ndarray | None, ...]]:
+def __getattr__(name: str) -> Callable[..., Any]:
     if name not in _HOME:
         raise AttributeError(f"module 'tkern.oracle' has no attribute {name!r}; it has {', '.join(sorted(_HOME))}")
-    function: Callable[..., tuple[np.ndarray | None, ...]] = getattr(importlib.import_module(_HOME[name]), name)
+    function: Callable[..., Any] = getattr(importlib.import_module(_HOME[name]), name)
     return function
 
 

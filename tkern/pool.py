@@ -30,12 +30,12 @@ _kept = 0
 class _Lease:
     """Owns a buffer for as long as any array on it lives."""
 
-    def __init__(self, buffer: np.ndarray, count: int) -> None:
+    def __init__(self, buffer: np.ndarray, count: int, dtype: str) -> None:
         self._buffer = buffer
         self._address = start = buffer.ctypes.data
         self.__array_interface__ = {
             "shape": (count,),
-            "typestr": np.dtype(np.float32).str,
+            "typestr": np.dtype(dtype).str,
             "data": (start + -start % _ALIGNMENT, False),
             "version": 3,
         }
@@ -46,15 +46,16 @@ class _Lease:
             _give_back(self._address, self._buffer)
 
 
-def empty(count: int) -> np.ndarray:
-    """Return ``count`` float32 with undefined values, on a 64-byte boundary."""
-    size = 4 * count + _ALIGNMENT
+def empty(count: int, dtype: str = "float32") -> np.ndarray:
+    """Return ``count`` numbers with undefined values, on a 64-byte boundary."""
+    used = np.dtype(dtype).itemsize * count
+    size = used + _ALIGNMENT
     if size < _LEAST:
         raw = np.empty(size, np.uint8)
         shift = -raw.ctypes.data % _ALIGNMENT
-        return raw[shift : shift + 4 * count].view(np.float32)
+        return raw[shift : shift + used].view(dtype)
     buffer = _take(size)
-    return np.asarray(_Lease(np.empty(size, np.uint8) if buffer is None else buffer, count))
+    return np.asarray(_Lease(np.empty(size, np.uint8) if buffer is None else buffer, count, dtype))
 
 
 def kept_bytes() -> int:

@@ -13,10 +13,15 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Case", "Cost", "FiniteDifferences", "Mutant", "Op", "Shape"]
+__all__ = ["Case", "Cost", "FiniteDifferences", "Mutant", "Op", "Shape", "as_outputs"]
 
 Inputs = dict[str, Any]
 Outputs = tuple[Any, ...]
+
+
+def as_outputs(results: Any) -> Outputs:
+    """Return what an op or its oracle returns as a tuple, also where that is one array."""
+    return results if isinstance(results, tuple) else (results,)
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class FiniteDifferences:
     ``cases`` are tiny, with options away from their defaults.
     """
 
-    forward: Callable[..., Outputs]
+    forward: Callable[..., Any]
     cotangents: tuple[str | None, ...]
     gradients: Mapping[str, str]
     cases: tuple[Case, ...]
@@ -64,7 +69,7 @@ class Mutant:
     """
 
     name: str
-    make: Callable[[Inputs, Callable[..., Outputs]], Outputs]
+    make: Callable[[Inputs, Callable[..., Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ class Op:
     ``run``         the public function, called with an input's keyword arguments
     ``prepare``     the same plus ``backend`` (and ``out``): returns a :class:`tkern.launch.Launch`, not yet run
     ``oracle``      NumPy, takes ``dtype``; float64 is the truth, float32 the baseline
-    ``outputs``     names of what both return, in order
+    ``outputs``     names of what both return, in order; an op of one output returns it bare
     ``reductions``  for an input, the longest sum that feeds each output
     ``scales``      for an input and the true outputs, the root mean square of the terms of outputs that are differences
                     of larger terms; what is lost then is a part of those
@@ -110,9 +115,9 @@ class Op:
 
     name: str
     summary: str
-    run: Callable[..., Outputs]
+    run: Callable[..., Any]
     prepare: Callable[..., Any]
-    oracle: Callable[..., Outputs]
+    oracle: Callable[..., Any]
     outputs: tuple[str, ...]
     cases: tuple[Case, ...]
     reductions: Callable[[Inputs], Mapping[str, int]]

@@ -1,0 +1,272 @@
+"""Max pooling over images and its backward."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tkern import arrays, runtime
+from tkern.errors import OptionError
+from tkern.lang.windows import AxisNumbers, Images, WindowSizes, can_hand_out, plan_cells, plan_windows
+from tkern.launch import Launch
+from tkern.ops.max_pool2d.geometry import Axis, Geometry, geometry_of
+from tkern.ops.max_pool2d.indices import max_pool2d_indices_from_flat, max_pool2d_indices_to_flat
+
+__all__ = [
+    "max_pool2d",
+    "max_pool2d_backward",
+    "max_pool2d_indices_from_flat",
+    "max_pool2d_indices_to_flat",
+    "prepare_backward",
+    "prepare_forward",
+]
+
+TIES = ("first", "split", "all")
+
+# What was measured, or what the hardware allows, that chose these; see docs/measurements.md.
+_GPU = WindowSizes(
+    programs=(8, 64, 512, 4096),
+    lanes=256,
+    fixed=(7, 4),
+    reason="a lane for each cell of a row, so that neighbours read neighbours; not chosen by measurement yet",
+)
+SIZES = {
+    "cpu": WindowSizes(
+        programs=(512,),
+        fixed=(5, 3),
+        reason="tasks of a few dozen rows keep any number of cores busy; compiling strides beyond 3 takes 20 s, 5×5 "
+        "places 5 s",
+    ),
+    "cuda": _GPU,
+    "vulkan": _GPU,
+    "metal": _GPU,
+}
+
+
+def max_pool2d(
+    x: Any, kernel_size: Any, *, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> tuple[Any, Any]:
+    """Return ``(y, indices)``: the largest cell of each window, and which of its cells that is.
+
+    Window (ho, wo) holds the cells (ho·sh − ph + i·dh, wo·sw − pw + j·dw), 0 ≤ i < kh, 0 ≤ j < kw, that lie in the
+    image; padding never wins. y is the largest of them, indices the offset i·kw + j of the first, in row-major order,
+    that is so large. NaN is larger than every number, −∞ a number as any other, −0 equal to 0.
+
+    Parameters: x float32 [..., H, W]; kernel_size, stride (None: kernel_size), padding, dilation: a whole number, or
+    one for each axis; ceil_mode: count a last window that is only partly there, if it begins inside the image or its
+    left padding, as PyTorch does.
+    Returns: y of x's kind, [..., Ho, Wo]; indices of the same shape and kind, uint8 where kh·kw ≤ 256, else int32: the
+    smallest type that holds them. :func:`tkern.max_pool2d_indices_to_flat` makes PyTorch's flat int64 of them.
+    Raises: ShapeError, DTypeError, OptionError (also for a window without a real cell), SizeLimitError, each naming
+    the argument.
+    Source: the definition; sizes as torch.nn.MaxPool2d counts them.
+    """
+    with runtime.session() as backend:
+        launch = prepare_forward(
+            x,
+            kernel_size,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            ceil_mode=ceil_mode,
+            backend=backend,
+        )
+        launch.run()
+        y, indices = launch.results()
+        return y, indices
+
+
+def max_pool2d_backward(
+    x: Any,
+    dy: Any,
+    kernel_size: Any,
+    *,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    ties: str = "first",
+    indices: Any = None,
+) -> Any:
+    """Return ``dx``, the gradient of max pooling: each window's dy goes to its largest cell, and cells add them up.
+
+    dx(c) = Σ dy(o) over the windows o whose largest cell is c. Of cells that are equally large, ``ties`` says which
+    takes dy: ``"first"`` the first in row-major order; ``"split"`` each an equal part; ``"all"`` each the whole of it,
+    so that then Σ dx is not Σ dy (it is the rule of rlx for windows that do not overlap). A NaN equals nothing: the
+    first NaN of a window takes all of its dy by every rule. A cell that no window covers has gradient 0.
+
+    Parameters: x float32 [..., H, W]; dy float32 [..., Ho, Wo]; kernel_size to ceil_mode as for
+    :func:`tkern.max_pool2d`; indices as it returned them for the same x and options save looking for them (x's values
+    then matter only to ``"split"`` and ``"all"``). Indices that were not made so give an undefined result.
+    Returns: dx of x's shape and kind, without autograd's history. Two runs give the same bits. Kernels round subnormal
+    numbers to 0. Beside the arrays it takes memory for the indices where they are not given and, for ties other than
+    "first" where windows overlap, as much again.
+    Raises: ShapeError, DTypeError, OptionError (also for a window without a real cell), SizeLimitError, each naming
+    the argument.
+    Source: differentiating y = max of the window; a subgradient where cells are equally large.
+    """
+    with runtime.session() as backend:
+        launch = prepare_backward(
+            x,
+            dy,
+            kernel_size,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            ceil_mode=ceil_mode,
+            ties=ties,
+            indices=indices,
+            backend=backend,
+        )
+        launch.run()
+        return launch.results()[0]
+
+
+def prepare_forward(x: Any, kernel_size: Any, *, backend: str, **options: Any) -> Launch:
+    """Check the arguments of :func:`max_pool2d`, make its outputs, and return the launch that fills them."""
+    xs = arrays.take("x", x, backend=backend)
+    geometry = _geometry(xs.shape, kernel_size, **options)
+    shape = (*xs.shape[:-2], geometry.h.windows, geometry.w.windows)
+    _check_count(shape, backend)
+    y = arrays.make_output(shape, xs, backend)
+    indices = arrays.make_output(shape, xs, backend, geometry.index_dtype)
+    launch = Launch((y, indices))
+    planes = math.prod(xs.shape[:-2])
+    images = _images(geometry, planes)
+    if planes == 0:
+        return launch
+
+    from tkern.lang import compiled
+    from tkern.ops.max_pool2d import kernel
+
+    cells = xs.argument(backend)
+    for part in plan_windows(backend, SIZES[backend], images):
+        launch.add(
+            compiled(kernel.forward, part.words), cells, y.argument, indices.argument, part.numbers, part.programs
+        )
+    return launch
+
+
+def prepare_backward(
+    x: Any,
+    dy: Any,
+    kernel_size: Any,
+    *,
+    ties: str = "first",
+    indices: Any = None,
+    out: tuple[Any] | None = None,
+    backend: str,
+    **options: Any,
+) -> Launch:
+    """Check the arguments of :func:`max_pool2d_backward` and return the launch that fills dx.
+
+    ``out`` is (dx,) to write into, for callers that keep their buffers: of x's shape, contiguous, writable, and apart
+    in memory from the inputs.
+    """
+    xs = arrays.take("x", x, backend=backend)
+    geometry = _geometry(xs.shape, kernel_size, **options)
+    if ties not in TIES:
+        raise OptionError(argument="ties", expected="one of " + ", ".join(TIES), got=repr(ties))
+    shape = (*xs.shape[:-2], geometry.h.windows, geometry.w.windows)
+    dys = arrays.take("dy", dy, shape=shape, backend=backend)
+    saved = None
+    if indices is not None:
+        saved = arrays.take("indices", indices, shape=shape, backend=backend, dtype=geometry.index_dtype)
+    if out is None:
+        dx = arrays.make_output(xs.shape, xs, backend)
+    else:
+        inputs = tuple(a for a in (xs, dys, saved) if a is not None)
+        (dx,) = arrays.take_outputs(("dx",), out, (xs.shape,), inputs, backend)
+    launch = Launch((dx,))
+    planes = math.prod(xs.shape[:-2])
+    images = _images(geometry, planes)
+    if planes == 0:
+        return launch
+
+    from tkern.lang import compiled
+    from tkern.ops.max_pool2d import kernel
+
+    windows, dtype, sizes = math.prod(shape), geometry.index_dtype, SIZES[backend]
+    if saved is None and can_hand_out(backend, sizes, images):
+        builds = {"first": "backward_apart", "split": "backward_apart_split", "all": "backward_apart_all"}
+        given = (xs.argument(backend), dys.argument(backend), dx.argument)
+        for part in plan_windows(backend, sizes, images):
+            launch.add(compiled(getattr(kernel, builds[ties]), part.words), *given, part.numbers, part.programs)
+        return launch
+    # What is not read need not be brought to the device.
+    cells = xs.argument(backend) if saved is None or ties != "first" else None
+    if saved is None:
+        found = arrays.workspace(windows, backend, dtype)
+        for part in plan_windows(backend, sizes, images):
+            launch.add(compiled(kernel.find, part.words), cells, found, part.numbers, part.programs)
+    else:
+        found = saved.argument(backend)
+    dy_in = dys.argument(backend)
+    if ties == "first":
+        for part in plan_cells(backend, sizes, images):
+            launch.add(compiled(kernel.backward, part.words), found, dy_in, dx.argument, part.numbers, part.programs)
+        return launch
+    moves = arrays.constants(_moves(geometry), backend)
+    # The size of one more, so that it is not the workspace of the indices.
+    counts = arrays.workspace(windows + 1 if ties == "split" else 1, backend, dtype)
+    if ties == "split":
+        for part in plan_windows(backend, sizes, images, ties=True):
+            launch.add(compiled(kernel.count, part.words), cells, found, moves, counts, part.numbers, part.programs)
+    build = kernel.backward_split if ties == "split" else kernel.backward_all
+    for part in plan_cells(backend, sizes, images, ties=True):
+        arguments = (cells, found, moves, counts, dy_in, dx.argument)
+        launch.add(compiled(build, part.words), *arguments, part.numbers, part.programs)
+    return launch
+
+
+def _geometry(
+    size: tuple[int, ...],
+    kernel_size: Any,
+    *,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Geometry:
+    return geometry_of(size, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+def _check_count(shape: tuple[int, ...], backend: str) -> None:
+    """Refuse a y with more elements than an index reaches: with much padding it may be larger than x."""
+    arrays.take("x", np.broadcast_to(np.float32(0), shape), backend=backend)
+
+
+def _images(geometry: Geometry, planes: int) -> Images:
+    return Images(planes, _numbers("h", geometry.h), _numbers("w", geometry.w), geometry.index_dtype)
+
+
+def _numbers(name: str, axis: Axis) -> AxisNumbers:
+    common = math.gcd(axis.stride, axis.dilation)
+    step, back = axis.stride // common, axis.dilation // common
+    inverse = pow(back, -1, step)
+    if inverse > 1 and step > 46340:
+        raise OptionError(
+            argument="stride",
+            expected="at most 46340 where dilation is not 1 (products of 32 bits)",
+            got=f"{axis.stride} along {name} with dilation {axis.dilation}",
+        )
+    return AxisNumbers(
+        size=axis.size,
+        windows=axis.windows,
+        kernel=axis.kernel,
+        stride=axis.stride,
+        pad=axis.padding,
+        dilation=axis.dilation,
+        common=common,
+        step=step,
+        back=back,
+        inverse=inverse,
+    )
+
+
+def _moves(geometry: Geometry) -> np.ndarray:
+    """Return how far each cell of a window lies from its first, in memory."""
+    rows = np.arange(geometry.h.kernel)[:, None] * (geometry.h.dilation * geometry.w.size)
+    return (rows + np.arange(geometry.w.kernel) * geometry.w.dilation).astype(np.int32).reshape(-1)
