@@ -148,12 +148,14 @@ class _Windows:
             line = Line(w.stride)
             if i < h.kernel:
                 self.hand_out_line(line, i, f, given)
-            if self.count == WIDTH:
+            # In ceil mode the last window may reach past the border.
+            cells = ti.min(self.count * w.stride, w.size - self.col)
+            if cells == WIDTH * w.stride:
                 for q in ti.static(range(w.stride)):
                     store(dx, to + q * WIDTH, interleaved(line.parts, q))
             else:
                 for q in ti.static(range(w.stride)):
-                    store_first(dx, to + q * WIDTH, self.count * w.stride - q * WIDTH, interleaved(line.parts, q))
+                    store_first(dx, to + q * WIDTH, cells - q * WIDTH, interleaved(line.parts, q))
             if self.window + self.count == w.windows:
                 for k in range(w.windows * w.stride, w.size):
                     store_scalar(dx, self.line + i * w.size + k, 0.0)

@@ -279,7 +279,7 @@ class _Window:
 
     @macro
     def value(self, a):
-        return value(element(a, self.at))
+        return value(self.row.program.words.element(a, self.at))
 
     @ti.func
     def hand_out(self, dx: ti.template(), f: ti.template(), given: ti.template()):
@@ -293,7 +293,7 @@ class _Window:
                 v = ti.cast(0.0, ti.f32)
                 if i < h.kernel and j < w.kernel:
                     v = f(self.cell(i, j), given)
-                put(dx, self.begin + i * w.size + j, v)
+                self.row.program.words.put(dx, self.begin + i * w.size + j, v)
 
     @ti.func
     def put(self, y: ti.template(), v):

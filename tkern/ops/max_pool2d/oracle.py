@@ -26,16 +26,16 @@ def max_pool2d(
     The indices are uint8 where kh·kw ≤ 256, else int32.
     """
     x = np.asarray(x, dtype)
-    cells, real, (kh, kw) = _windows(x, kernel_size, stride, padding, dilation, ceil_mode)
-    y = np.zeros(cells.shape[1:], dtype)
-    best = np.full(cells.shape[1:], -1)
-    for place, (values, there) in enumerate(zip(cells, real, strict=True)):
-        larger = (values > y) | (np.isnan(values) & ~np.isnan(y)) | (best < 0)
-        take = there & larger
-        y, best = np.where(take, values, y), np.where(take, place, best)
+    windows = _Windows(x.shape, kernel_size, stride, padding, dilation, ceil_mode)
+    y = np.zeros(windows.shape, dtype)
+    best = np.full(windows.shape, -1)
+    for place in range(windows.cells):
+        values, real = windows.take(x, place)
+        larger = real & ((values > y) | (np.isnan(values) & ~np.isnan(y)) | (best < 0))
+        y, best = np.where(larger, values, y), np.where(larger, place, best)
     if (best < 0).any():
         raise ValueError("a window holds no real cell")
-    return y, best.astype(np.uint8 if kh * kw <= 256 else np.int32)
+    return y, best.astype(np.uint8 if windows.cells <= 256 else np.int32)
 
 
 def max_pool2d_backward(
@@ -57,42 +57,59 @@ def max_pool2d_backward(
     each its part, "all" the whole to each. A NaN is equal to nothing: the first takes all.
     """
     x, dy = np.asarray(x, dtype), np.asarray(dy, dtype)
-    options = (kernel_size, stride, padding, dilation, ceil_mode)
-    cells, real, (_, kw) = _windows(x, *options)
-    if dy.shape != cells.shape[1:]:
-        raise ValueError(f"dy: expected shape {cells.shape[1:]}, got {dy.shape}")
+    windows = _Windows(x.shape, kernel_size, stride, padding, dilation, ceil_mode)
+    if dy.shape != windows.shape:
+        raise ValueError(f"dy: expected shape {windows.shape}, got {dy.shape}")
     if indices is None:
-        best = max_pool2d(
+        indices = max_pool2d(
             x, kernel_size, stride=stride, padding=padding, dilation=dilation, ceil_mode=ceil_mode, dtype=dtype
         )[1]
-    else:
-        best = np.asarray(indices)
-    largest = np.take_along_axis(cells, best[None].astype(np.int64), 0)[0]
-    places = np.arange(len(cells)).reshape(-1, *(1,) * dy.ndim)
-    first = places == best
-    wins = first if ties == "first" else first | (real & (cells == largest))
-    shares = wins * (dy / np.sum(wins, axis=0) if ties == "split" else dy)
+    best = np.asarray(indices)
+    largest = np.zeros_like(dy)
+    for place in range(windows.cells):
+        largest = np.where(best == place, windows.take(x, place)[0], largest)
+
+    def wins(place: int) -> Any:
+        if ties == "first":
+            return best == place
+        values, real = windows.take(x, place)
+        return (best == place) | (real & (values == largest))
+
+    if ties == "split":
+        dy = dy / sum(wins(place).astype(dtype) for place in range(windows.cells))
     dx = np.zeros(x.shape, dtype)
-    rows, cols = (_places(n, *axis) for n, axis in zip(x.shape[-2:], _axes(x.shape, *options), strict=True))
-    for place, share in enumerate(shares):
-        i, j = divmod(place, kw)
-        inside_h, inside_w = (rows[i] >= 0) & (rows[i] < x.shape[-2]), (cols[j] >= 0) & (cols[j] < x.shape[-1])
-        at = np.ix_(rows[i][inside_h], cols[j][inside_w])
-        # No cell stands twice at one place of its windows, so += adds every share.
-        dx[(..., *at)] += share[..., inside_h, :][..., inside_w]
+    for place in range(windows.cells):
+        windows.add(dx, place, wins(place) * dy)
     return dx
 
 
-def _windows(x: np.ndarray, *options: Any) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
-    """Return every window's cells, by place in the window, whether each is real, and the window's size."""
-    (h, w), (axis_h, axis_w) = x.shape[-2:], _axes(x.shape, *options)
-    rows, cols = _places(h, *axis_h), _places(w, *axis_w)
-    cells = np.stack([x[..., np.clip(row, 0, h - 1), :][..., np.clip(col, 0, w - 1)] for row in rows for col in cols])
-    real = np.stack(
-        [((row >= 0) & (row < h))[:, None] & ((col >= 0) & (col < w))[None] for row in rows for col in cols]
-    )
-    real = np.broadcast_to(real.reshape(len(real), *(1,) * (x.ndim - 2), *real.shape[1:]), cells.shape)
-    return cells, real, (len(rows), len(cols))
+class _Windows:
+    """All windows over images of ``shape``, taken by the place of a cell in them."""
+
+    def __init__(self, shape: tuple[int, ...], *options: Any) -> None:
+        self.size = shape[-2:]
+        axes = _axes(shape, *options)
+        self.rows, self.cols = (_places(*axis) for axis in axes)
+        self.cells = len(self.rows) * len(self.cols)
+        self.shape = (*shape[:-2], axes[0][-1], axes[1][-1])
+
+    def _cells(self, place: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return row and column of the cell at ``place`` of each window, and whether they are in the image."""
+        i, j = divmod(place, len(self.cols))
+        row, col = self.rows[i], self.cols[j]
+        return row, col, (row >= 0) & (row < self.size[0]), (col >= 0) & (col < self.size[1])
+
+    def take(self, x: np.ndarray, place: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the cell at ``place`` of every window, and whether it is real."""
+        row, col, inside_h, inside_w = self._cells(place)
+        values = x[..., np.clip(row, 0, self.size[0] - 1), :][..., np.clip(col, 0, self.size[1] - 1)]
+        return values, inside_h[:, None] & inside_w
+
+    def add(self, dx: np.ndarray, place: int, shares: np.ndarray) -> None:
+        """Add to the cell at ``place`` of every window its share."""
+        row, col, inside_h, inside_w = self._cells(place)
+        # No cell stands twice at one place of its windows, so += adds every share.
+        dx[(..., *np.ix_(row[inside_h], col[inside_w]))] += shares[..., inside_h, :][..., inside_w]
 
 
 def _axes(shape: tuple[int, ...], kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Any:
@@ -110,6 +127,6 @@ def _axes(shape: tuple[int, ...], kernel: Any, stride: Any, padding: Any, dilati
     return found
 
 
-def _places(size: int, kernel: int, stride: int, padding: int, dilation: int, count: int) -> np.ndarray:
+def _places(kernel: int, stride: int, padding: int, dilation: int, count: int) -> np.ndarray:
     """Return, for each place in the window, which cell of the axis it is in each of the ``count`` windows."""
     return np.arange(count) * stride - padding + np.arange(kernel)[:, None] * dilation
