@@ -15,6 +15,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tkern import errors, oracle
     from tkern.ops.attention import AttentionGrads, attention, attention_backward
+    from tkern.ops.conv2d import (
+        conv2d,
+        conv2d_backward_bias,
+        conv2d_backward_input,
+        conv2d_backward_weight,
+        im2col,
+    )
     from tkern.ops.rms_norm import rms_norm, rms_norm_backward
     from tkern.runtime import Backend, backends, use, using
 
@@ -25,6 +32,11 @@ _HOME = {
     "attention_backward": "tkern.ops.attention",
     "Backend": "tkern.runtime",
     "backends": "tkern.runtime",
+    "conv2d": "tkern.ops.conv2d",
+    "conv2d_backward_bias": "tkern.ops.conv2d",
+    "conv2d_backward_input": "tkern.ops.conv2d",
+    "conv2d_backward_weight": "tkern.ops.conv2d",
+    "im2col": "tkern.ops.conv2d",
     "use": "tkern.runtime",
     "using": "tkern.runtime",
     "rms_norm": "tkern.ops.rms_norm",
@@ -39,7 +51,12 @@ __all__ = [
     "attention",
     "attention_backward",
     "backends",
+    "conv2d",
+    "conv2d_backward_bias",
+    "conv2d_backward_input",
+    "conv2d_backward_weight",
     "errors",
+    "im2col",
     "oracle",
     "rms_norm",
     "rms_norm_backward",

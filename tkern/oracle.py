@@ -16,16 +16,38 @@ import numpy as np
 
 if TYPE_CHECKING:
     from tkern.ops.attention.oracle import attention, attention_backward
+    from tkern.ops.conv2d.oracle import (
+        conv2d,
+        conv2d_backward_bias,
+        conv2d_backward_input,
+        conv2d_backward_weight,
+        im2col,
+    )
     from tkern.ops.rms_norm.oracle import rms_norm, rms_norm_backward
 
 _HOME = {
     "attention": "tkern.ops.attention.oracle",
     "attention_backward": "tkern.ops.attention.oracle",
+    "conv2d": "tkern.ops.conv2d.oracle",
+    "conv2d_backward_bias": "tkern.ops.conv2d.oracle",
+    "conv2d_backward_input": "tkern.ops.conv2d.oracle",
+    "conv2d_backward_weight": "tkern.ops.conv2d.oracle",
+    "im2col": "tkern.ops.conv2d.oracle",
     "rms_norm": "tkern.ops.rms_norm.oracle",
     "rms_norm_backward": "tkern.ops.rms_norm.oracle",
 }
 
-__all__ = ["attention", "attention_backward", "rms_norm", "rms_norm_backward"]
+__all__ = [
+    "attention",
+    "attention_backward",
+    "conv2d",
+    "conv2d_backward_bias",
+    "conv2d_backward_input",
+    "conv2d_backward_weight",
+    "im2col",
+    "rms_norm",
+    "rms_norm_backward",
+]
 
 
 def __getattr__(name: str) -> Callable[..., tuple[np.ndarray | None, ...]]:
