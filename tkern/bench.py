@@ -37,7 +37,7 @@ from tkern.errors import OptionError, TkernError
 from tkern.parity import compare_outputs, truth_of
 from tkern.progress import steps
 from tkern.roof import Roof, measure_roof, synchronize_torch
-from tkern.spec import Inputs, Op, Shape
+from tkern.spec import Inputs, Op, Shape, as_outputs
 from tkern.timing import Timing, measure, measure_all
 
 __all__ = ["PEERS", "Row", "run", "summarize", "write"]
@@ -159,7 +159,7 @@ def _time_shape(
     launch.run()
     runtime.synchronize()
     first = time.perf_counter() - begun
-    error = _check(op, shape, backend, host, op.run(**inputs))
+    error = _check(op, shape, backend, host, as_outputs(op.run(**inputs)))
 
     def row(by: str, timing: Timing, **extra: Any) -> Row:
         values: dict[str, Any] = {"compile_s": None, "roof": None, "error": None, **extra}

@@ -20,7 +20,7 @@ import numpy as np
 from tkern import runtime
 from tkern.compare import FLOORS, Comparison, compare
 from tkern.progress import Steps, steps
-from tkern.spec import Case, FiniteDifferences, Inputs, Op, Outputs
+from tkern.spec import Case, FiniteDifferences, Inputs, Op, Outputs, as_outputs
 
 __all__ = [
     "CaseResult",
@@ -126,8 +126,8 @@ def check_case(op: Op, case: Case, backend: str) -> CaseResult:
     truth = truth_of(op, case.inputs())
     before = {name: a.copy() for name, a in truth.inputs.items() if isinstance(a, np.ndarray)}
     try:
-        first = op.run(**truth.inputs)
-        second = op.run(**truth.inputs)
+        first = as_outputs(op.run(**truth.inputs))
+        second = as_outputs(op.run(**truth.inputs))
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
         return CaseResult(op.name, backend, case.name, False, np.inf, time.perf_counter() - begun, (), problem)
@@ -172,7 +172,8 @@ def check_mutants(op: Op) -> list[MutantResult]:
     results = []
     for mutant in op.mutants:
         with np.errstate(all="ignore"):  # a wrong answer may divide by zero
-            rejected = sum(_rejects(op, truth, mutant.make(truth.inputs, op.oracle), floor) for truth in truths)
+            answers = [as_outputs(mutant.make(truth.inputs, op.oracle)) for truth in truths]
+        rejected = sum(_rejects(op, *pair, floor) for pair in zip(truths, answers, strict=True))
         results.append(MutantResult(op.name, mutant.name, rejected > 0, rejected, len(truths)))
     for k, name in enumerate(op.outputs):
         for label, spoil in (("all zeros", np.zeros_like), ("one NaN", _one_nan)):
@@ -198,8 +199,8 @@ def _run_cases(op: Op, backend: str, bar: Steps) -> list[CaseResult]:
 
 def truth_of(op: Op, inputs: Inputs) -> Truth:
     """Return what ``op`` should make of ``inputs``, by its oracle."""
-    want = op.oracle(**inputs, dtype=np.float64)
-    baseline = op.oracle(**inputs, dtype=np.float32)
+    want = as_outputs(op.oracle(**inputs, dtype=np.float64))
+    baseline = as_outputs(op.oracle(**inputs, dtype=np.float32))
     scales = {} if op.scales is None else op.scales(inputs, want)
     return Truth(inputs, want, baseline, op.reductions(inputs), scales)
 
@@ -229,7 +230,8 @@ def _check_difference(op: Op, check: FiniteDifferences, case: Case) -> CaseResul
         name: value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype == np.float32 else value
         for name, value in case.inputs().items()
     }
-    outputs = dict(zip(op.outputs, op.oracle(**inputs), strict=True))
+    taken = {name: value for name, value in inputs.items() if name not in check.only_forward}
+    outputs = dict(zip(op.outputs, as_outputs(op.oracle(**taken)), strict=True))
     forward_inputs = {name: value for name, value in inputs.items() if name not in check.cotangents}
 
     def loss() -> float:

@@ -13,10 +13,15 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Case", "Cost", "FiniteDifferences", "Mutant", "Op", "Shape"]
+__all__ = ["Case", "Cost", "FiniteDifferences", "Mutant", "Op", "Shape", "as_outputs"]
 
 Inputs = dict[str, Any]
 Outputs = tuple[Any, ...]
+
+
+def as_outputs(result: Any) -> Outputs:
+    """Return what an op or its oracle returned as a tuple: an op of one output returns it alone."""
+    return result if isinstance(result, tuple) else (result,)
 
 
 @dataclass(frozen=True)
@@ -47,13 +52,15 @@ class FiniteDifferences:
 
     ``forward(**inputs)`` is the forward oracle; ``cotangents`` names, for each of its outputs, the input that holds
     its gradient (None where there is none); ``gradients`` maps an input to the output of the op that is its gradient;
-    ``cases`` are tiny, with options away from their defaults.
+    ``cases`` are tiny, with options away from their defaults; ``only_forward`` names inputs that the op does not take,
+    where it asks for the shape of what it is linear in.
     """
 
     forward: Callable[..., Outputs]
     cotangents: tuple[str | None, ...]
     gradients: Mapping[str, str]
     cases: tuple[Case, ...]
+    only_forward: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ class Mutant:
     """
 
     name: str
-    make: Callable[[Inputs, Callable[..., Outputs]], Outputs]
+    make: Callable[[Inputs, Callable[..., Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,7 @@ class Shape:
 class Op:
     """One op: its public function, its oracle, what to try, what it costs, and what it must not accept.
 
-    ``run``         the public function, called with an input's keyword arguments
+    ``run``         the public function, called with an input's keyword arguments; a single output it returns alone
     ``prepare``     the same plus ``backend`` (and ``out``): returns a :class:`tkern.launch.Launch`, not yet run
     ``oracle``      NumPy, takes ``dtype``; float64 is the truth, float32 the baseline
     ``outputs``     names of what both return, in order
@@ -110,9 +117,9 @@ class Op:
 
     name: str
     summary: str
-    run: Callable[..., Outputs]
+    run: Callable[..., Any]
     prepare: Callable[..., Any]
-    oracle: Callable[..., Outputs]
+    oracle: Callable[..., Any]
     outputs: tuple[str, ...]
     cases: tuple[Case, ...]
     reductions: Callable[[Inputs], Mapping[str, int]]

@@ -126,7 +126,9 @@ class Patches(_Tile):
     step = _STRIDE
 
     @ti.func
-    def gather(self, images: ti.template(), rows: ti.template(), columns: ti.template(), cells: ti.template(), first, count):
+    def gather(
+        self, images: ti.template(), rows: ti.template(), columns: ti.template(), cells: ti.template(), first, count
+    ):
         """Fill with ``count`` taps from ``first`` on of the window ``rows`` × ``columns`` over ``images``."""
         gather_patches(self, images, rows, columns, cells, first, count)
 

@@ -75,7 +75,7 @@ def _copy_run(space: ti.template(), to, images: ti.template(), line, w, size, st
         for b in range((high - low + (WIDTH - 1)) >> 4):
             x = at + b * WIDTH
             if x + WIDTH <= images.total:
-                store(space, to + low + b * WIDTH, load(images.array, x))
+                store(space, to + low + b * WIDTH, variable(load(images.array, x)))
             else:
                 store(space, to + low + b * WIDTH, load_some(images.array, x, images.total - x))
     elif stride == 2:
@@ -172,7 +172,14 @@ def save_cells(tile: ti.template(), images: ti.template(), lattice: ti.template(
         line = images.start + image * images.image + (lattice.row + u * lattice.up) * lattice.width
         to = line + lattice.column + v * lattice.over
         for r in range(rows):
-            _save_run(images.array, to + r * images.area, lattice.over, tile.space, (tile.at + r * tile.stride) * WIDTH + done, length)
+            _save_run(
+                images.array,
+                to + r * images.area,
+                lattice.over,
+                tile.space,
+                (tile.at + r * tile.stride) * WIDTH + done,
+                length,
+            )
         done += length
         v = 0
         u += 1
@@ -185,7 +192,7 @@ def save_cells(tile: ti.template(), images: ti.template(), lattice: ti.template(
 def _save_run(a: ti.template(), to, over, space: ti.template(), at, length):
     if over == 1:
         for b in range(length >> 4):
-            store(a, to + b * WIDTH, load(space, at + b * WIDTH))
+            store(a, to + b * WIDTH, variable(load(space, at + b * WIDTH)))
         rest = length & (WIDTH - 1)
         if rest > 0:
             store_some(a, to + length - rest, rest, load(space, at + length - rest))

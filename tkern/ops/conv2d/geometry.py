@@ -105,7 +105,13 @@ def check(x: tuple[int, ...], weight: tuple[int, ...], options: Options, names: 
     sizes = [
         _along(of_weight, name, n, k, s, p, d)
         for name, n, k, s, p, d in zip(
-            ("height", "width"), (height, width), (kh, kw), options.stride, options.padding, options.dilation, strict=True
+            ("height", "width"),
+            (height, width),
+            (kh, kw),
+            options.stride,
+            options.padding,
+            options.dilation,
+            strict=True,
         )
     ]
     return Geometry(

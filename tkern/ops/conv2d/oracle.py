@@ -31,7 +31,7 @@ def im2col(
     cols = np.empty((x.shape[0], *out, x.shape[1], *kernel), dtype)
     for r, s, rows, columns in _taps(kernel, out, stride, dilation):
         cols[..., r, s] = np.moveaxis(padded[:, :, rows, columns], 1, -1)
-    return cols.reshape(x.shape[0] * out[0] * out[1], -1)
+    return cols.reshape(x.shape[0] * out[0] * out[1], x.shape[1] * kernel[0] * kernel[1])
 
 
 def conv2d(
@@ -100,7 +100,7 @@ def conv2d_backward_input(
     grads = _grouped(dy, groups)
     for r, s, rows, columns in _taps(weight.shape[2:], out, stride, dilation):
         part = np.einsum("gkc,ngkhw->ngchw", w[..., r, s], grads, optimize=True)
-        padded[:, :, rows, columns] += part.reshape(dy.shape[0], -1, *out)
+        padded[:, :, rows, columns] += part.reshape(dy.shape[0], padded.shape[1], *out)
     return padded[:, :, top : top + input_shape[2], left : left + input_shape[3]].copy()
 
 

@@ -32,7 +32,7 @@ _MOST_SPACE = 40 * 2**20 // 64
 _MOST_ROWS = 128
 # Likewise for the gradient of weights: channels of dy, and vectors of sums.
 _MOST_COLS = 256
-_MOST_SUMS = 6144
+_MOST_SUMS = 6912
 # Programs that a sum over cells is divided for, and floats of private sums (16 MiB).
 _PROGRAMS = 32
 _GPU_PROGRAMS = 2**16
@@ -72,7 +72,7 @@ def add_image(launch: Launch, g: Geometry, x: Any, weight: Any, bias: Any, y: An
 
 
 def add_input(launch: Launch, g: Geometry, dy: Any, weight: Any, dx: Any, backend: str) -> None:
-    """Add what makes dx of dy, a convolution of dy for each phase; a part of the channels at a time if there are many."""
+    """Add what makes dx of dy, a convolution of dy for each phase; many channels are made part by part."""
     from tkern.lang import compiled
     from tkern.lang.convs import conv_words
     from tkern.ops.conv2d import kernel
@@ -103,7 +103,7 @@ def add_input(launch: Launch, g: Geometry, dy: Any, weight: Any, dx: Any, backen
 
 
 def add_weight(launch: Launch, g: Geometry, x: Any, dy: Any, dweight: Any, backend: str) -> None:
-    """Add what makes dweight: private sums for slices of the cells, then their sum, or at once where one slice will do."""
+    """Add what makes dweight: private sums for slices of the cells, then their sum; or at once, in one slice."""
     from tkern.lang import columns, compiled
     from tkern.lang.convs import conv_words
     from tkern.ops.conv2d import kernel
@@ -185,9 +185,7 @@ def _add_convolve(
     programs = n["phases_h"] * n["phases_w"] * n["launch_groups"] * n["row_parts"] * n["cell_parts"]
     terms = n["channels"] * (1 + n["kernel_h"] * (1 + n["kernel_w"]))
     _refuse_long_loops("weight", programs, terms, backend)
-    launch.add(
-        compiled(kernel.convolve, words), a, weight, bias, out, _space(size, backend), _group(n), programs
-    )
+    launch.add(compiled(kernel.convolve, words), a, weight, bias, out, _space(size, backend), _group(n), programs)
 
 
 def _weight_tile(g: Geometry, words: Any, backend: str) -> tuple[int, int, int]:
