@@ -7,10 +7,10 @@ A tile's row holds a tap (or a channel) at neighbouring cells. Patches serve as 
 import taichi as ti
 
 from tkern.lang.macros import handle, macro, value, variable
-from tkern.lang.patches_cpu import gather_patches, load_turned, save_cells, save_turned
+from tkern.lang.patches_cpu import gather_patches, load_straight, load_turned, save_cells, save_turned
 from tkern.lang.products_cpu import element_at, put_at, vector_at
 from tkern.lang.rows import VECTOR_WIDTH as WIDTH
-from tkern.lang.rows_cpu import Vector, load, load_scalar, load_some, store_scalar
+from tkern.lang.rows_cpu import Vector, load, load_scalar, load_some, store_scalar, tree_sum
 
 # Cells of a tile. Its rows are one vector longer, since a run of cells is written by whole vectors: 13 is odd, so that
 # neighbouring rows do not share lines of the first cache.
@@ -21,6 +21,8 @@ DEPTH = 144
 _DEPTH_STRIDE = DEPTH // WIDTH
 # Rows of the micro-kernel, and what keeps its indices from wrapping: see products_cpu.
 _ROWS = 4
+# With fewer channels on one side than this (depthwise), most of a micro-kernel would be idle: rows are taken one by one.
+_FEW = 3
 _INDICES = 2**27 - 1
 
 
@@ -124,6 +126,7 @@ class Patches(_Tile):
 
     panel = 1
     step = _STRIDE
+    by_cell = False
 
     @ti.func
     def gather(
@@ -158,15 +161,19 @@ class Weights(_Tile):
 
 @handle
 class Turned(_Tile):
-    """Channels at cells, a cell a row of 16 channels, panel after panel of those."""
+    """Channels at cells, a cell a row of 16 channels, panel after panel of those; of few channels, a channel a row."""
 
     panel = CELLS + WIDTH
     step = 1
+    by_cell = True
 
     @ti.func
     def load(self, images: ti.template(), channels, cells: ti.template()):
         """Fill from ``channels`` of ``images``, whose cells all have their own float."""
-        load_turned(self, images, channels, cells)
+        if channels < _FEW:
+            load_straight(self, images, channels, cells, _STRIDE)
+        else:
+            load_turned(self, images, channels, cells)
 
 
 @handle
@@ -188,6 +195,23 @@ class Sums(_Tile):
     @ti.func
     def add(self, row, a: ti.template(), b: ti.template(), rows, cols, depth):
         """Add a·b, of ``rows`` × ``cols``, from ``row`` on: sums of ``depth`` products."""
+        if ti.static(b.by_cell):
+            if cols < _FEW:
+                for m in range(rows):
+                    for c in range(cols):
+                        _add_dot(self, (row + m) * self.stride * WIDTH + c, a, m, b, c, depth)
+            else:
+                self.add_blocks(row, a, b, rows, cols, depth)
+        else:
+            if rows < _FEW:
+                for m in range(rows):
+                    for n in range((cols + (WIDTH - 1)) >> 4):
+                        _add_row(self, (row + m) * self.stride + n, a, m, b, n, depth)
+            else:
+                self.add_blocks(row, a, b, rows, cols, depth)
+
+    @ti.func
+    def add_blocks(self, row, a: ti.template(), b: ti.template(), rows, cols, depth):
         for n in range((cols + (WIDTH - 1)) >> 4):
             for m in range((rows + (_ROWS - 1)) >> 2):
                 _micro_kernel(self, row + m * _ROWS, n, a, m * _ROWS, b, depth)
@@ -201,6 +225,32 @@ class Sums(_Tile):
     def save_turned(self, out: ti.template(), start, stride, rows, cols):
         """Write ``rows`` × ``cols`` transposed to ``out`` from ``start`` on, its rows ``stride`` floats apart."""
         save_turned(self, out, start, stride, rows, cols)
+
+
+@ti.func
+def _add_row(c: ti.template(), to, a: ti.template(), row, b: ti.template(), n, depth):
+    """Add to one vector of c a row of ``a`` times a column of vectors of b."""
+    total = Vector(0.0)
+    for k in range(depth):
+        x = element_at(a.space, a.at + row * a.stride + (k >> 4), k & (WIDTH - 1))
+        total += vector_at(b.space, (b.at + k * b.step + n) & _INDICES) * x
+    put_at(c.space, c.at + to, vector_at(c.space, c.at + to) + total)
+
+
+@ti.func
+def _add_dot(c: ti.template(), to, a: ti.template(), row, b: ti.template(), col, depth):
+    """Add to one float of c the product of a row of ``a`` and one of b."""
+    left, right = a.at + row * a.stride, b.at + col * _STRIDE
+    whole = depth >> 4
+    total = Vector(0.0)
+    for k in range(whole):
+        total += vector_at(a.space, (left + k) & _INDICES) * vector_at(b.space, (right + k) & _INDICES)
+    rest = tree_sum(total)
+    for k in range(whole * WIDTH, depth):
+        x = element_at(a.space, left + whole, k & (WIDTH - 1))
+        rest += x * element_at(b.space, right + whole, k & (WIDTH - 1))
+    at = c.at * WIDTH + to
+    store_scalar(c.space, at, load_scalar(c.space, at) + rest)
 
 
 @ti.func

@@ -148,8 +148,7 @@ class _Sums:
     def save(self, images: ti.template(), lattice: ti.template(), rows, cells: ti.template()):
         image, u, v = cells.place()
         line = images.start + image * images.image + (lattice.row + u * lattice.up) * lattice.width
-        if cells.count > 0:
-            put(images.array, line + lattice.column + v * lattice.over, self.total)
+        put(images.array, line + lattice.column + v * lattice.over, self.total)
 
 
 @handle

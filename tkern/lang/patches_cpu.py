@@ -29,22 +29,31 @@ def gather_patches(
     rest = first - c0 * (rows.taps * columns.taps)
     i0 = rest // columns.taps
     j0 = rest - i0 * columns.taps
+    # Where a grid is as large as the image, a tap reads the whole image from one place on, but for its edges.
+    aligned = rows.stride == 1 and columns.stride == 1 and cells.width == columns.size and cells.height == rows.size
     image, u, v = cells.place()
     done = 0
     while done < cells.count:
         length = ti.min(cells.width - v, cells.count - done)
+        if aligned:
+            length = ti.min((cells.height - u) * cells.width - v, cells.count - done)
         plane = images.start + image * images.image + c0 * images.area
         top = u * rows.stride + rows.off
         side = v * columns.stride + columns.off
         i, j = i0, j0
         to = tile.at * WIDTH + done
-        for k in range(count):
-            h = top + i * rows.step
-            if h >= 0 and h < rows.size:
-                w = side + j * columns.step
-                _copy_run(tile.space, to, images, plane + h * columns.size, w, columns.size, columns.stride, length)
+        for _ in range(count):
+            if aligned:
+                down, across = rows.off + i * rows.step, columns.off + j * columns.step
+                _copy_image(tile.space, to, images, plane, rows.size, columns.size, down, across, u, v, length)
             else:
-                _clear(tile.space, to, length)
+                h = top + i * rows.step
+                w = side + j * columns.step
+                if h >= 0 and h < rows.size:
+                    line = plane + h * columns.size
+                    _copy_run(tile.space, to, images, line, w, columns.size, columns.stride, length)
+                else:
+                    _clear(tile.space, to, length)
             to += tile.stride * WIDTH
             j += 1
             if j == columns.taps:
@@ -56,9 +65,34 @@ def gather_patches(
         done += length
         v = 0
         u += 1
-        if u == cells.height:
+        if aligned or u == cells.height:
             u = 0
             image += 1
+
+
+@ti.func
+def _copy_image(
+    space: ti.template(), to, images: ti.template(), plane, height, width, down, across, u, v, length
+):
+    """Write the cells from (u, v) on of an image that is moved by ``down`` rows and ``across`` columns, 0 where it was not."""
+    begin = u * width + v
+    end = begin + length
+    low = ti.min(end, ti.max(begin, -down * width))
+    high = ti.max(low, ti.min(end, (height - down) * width))
+    source = plane + down * width + across
+    target = to - begin
+    _clear(space, to, low - begin)
+    _copy(space, target + low, images, source + low, high - low)
+    _clear(space, target + high, end - high)
+    # What came around the edge from the row above or below.
+    if across != 0:
+        for c in range(ti.min(width, ti.abs(across))):
+            q = u * width + ti.select(across < 0, c, width - 1 - c)
+            if q < begin:
+                q += width
+            while q < end:
+                store_scalar(space, target + q, 0.0)
+                q += width
 
 
 @ti.func
@@ -72,23 +106,34 @@ def _copy_run(space: ti.template(), to, images: ti.template(), line, w, size, st
         high = ti.max(low, (size - w + stride - 1) // stride)
     at = line + w + low * stride
     if stride == 1:
-        for b in range((high - low + (WIDTH - 1)) >> 4):
-            x = at + b * WIDTH
-            if x + WIDTH <= images.total:
-                store(space, to + low + b * WIDTH, variable(load(images.array, x)))
-            else:
-                store(space, to + low + b * WIDTH, load_some(images.array, x, images.total - x))
+        _copy(space, to + low, images, at, high - low)
     elif stride == 2:
-        for b in range((high - low + (WIDTH - 1)) >> 4):
-            x = at + b * 2 * WIDTH
-            if x + 2 * WIDTH <= images.total:
-                _store_every_other(space, to + low + b * WIDTH, images.array, x)
-            else:
-                _copy_each(space, to + low + b * WIDTH, images.array, x, 2, ti.min(WIDTH, high - low - b * WIDTH))
+        blocks = (high - low + (WIDTH - 1)) >> 4
+        if at + 2 * WIDTH * blocks <= images.total:
+            for b in range(blocks):
+                _store_every_other(space, to + low + b * WIDTH, images.array, at + b * 2 * WIDTH)
+        else:
+            _copy_each(space, to + low, images.array, at, 2, high - low)
     else:
         _copy_each(space, to + low, images.array, at, stride, high - low)
     if high < length:
         _clear(space, to + high, length - high)
+
+
+@ti.func
+def _copy(space: ti.template(), to, images: ti.template(), at, count):
+    """Copy ``count`` floats, by whole vectors unless one would reach past an end of the array.
+
+    That is asked once, and not for each vector: a loop with a second way through it is several times as slow.
+    """
+    blocks = (count + (WIDTH - 1)) >> 4
+    if at >= 0 and at + blocks * WIDTH <= images.total:
+        for b in range(blocks):
+            store(space, to + b * WIDTH, variable(load(images.array, at + b * WIDTH) * Vector(images.one)))
+    else:
+        for k in range(count):
+            inside = ti.max(0, ti.min(images.total - 1, at + k))
+            store_scalar(space, to + k, load_scalar(images.array, inside))
 
 
 @ti.func
@@ -142,6 +187,23 @@ def _turn_channels(a, at, area, last, space, to):
 
 
 @ti.func
+def load_straight(tile: ti.template(), images: ti.template(), channels, cells: ti.template(), stride):
+    """Fill ``tile`` with ``channels`` at ``cells``, a channel a row, ``stride`` vectors apart."""
+    area = cells.height * cells.width
+    image = cells.first // area
+    at = cells.first - image * area
+    done = 0
+    while done < cells.count:
+        length = ti.min(area - at, cells.count - done)
+        for c in range(channels):
+            source = images.start + image * images.image + c * area + at
+            _copy_run(tile.space, (tile.at + c * stride) * WIDTH + done, images, source, 0, length, 1, length)
+        done += length
+        at = 0
+        image += 1
+
+
+@ti.func
 def save_turned(tile: ti.template(), out: ti.template(), start, stride, rows, cols):
     """Write ``rows`` × ``cols`` of ``tile`` transposed, to rows ``stride`` floats apart."""
     for m in range((rows + (WIDTH - 1)) >> 4):
@@ -172,14 +234,8 @@ def save_cells(tile: ti.template(), images: ti.template(), lattice: ti.template(
         line = images.start + image * images.image + (lattice.row + u * lattice.up) * lattice.width
         to = line + lattice.column + v * lattice.over
         for r in range(rows):
-            _save_run(
-                images.array,
-                to + r * images.area,
-                lattice.over,
-                tile.space,
-                (tile.at + r * tile.stride) * WIDTH + done,
-                length,
-            )
+            at = (tile.at + r * tile.stride) * WIDTH + done
+            _save_run(images.array, to + r * images.area, lattice.over, tile.space, at, length, images.one)
         done += length
         v = 0
         u += 1
@@ -189,10 +245,10 @@ def save_cells(tile: ti.template(), images: ti.template(), lattice: ti.template(
 
 
 @ti.func
-def _save_run(a: ti.template(), to, over, space: ti.template(), at, length):
+def _save_run(a: ti.template(), to, over, space: ti.template(), at, length, one):
     if over == 1:
         for b in range(length >> 4):
-            store(a, to + b * WIDTH, variable(load(space, at + b * WIDTH)))
+            store(a, to + b * WIDTH, variable(load(space, at + b * WIDTH) * Vector(one)))
         rest = length & (WIDTH - 1)
         if rest > 0:
             store_some(a, to + length - rest, rest, load(space, at + length - rest))

@@ -32,14 +32,17 @@ def convolve(t):
                 at = Part(n, p.id)
                 patches, weights, sums = p.patches(), p.weights(n.row_step), p.sums(n.row_step)
                 images = read_images(n, a, at.group)
-                sums.begin(bias, (at.group * n.made + at.row) * n.bias_step, n.bias_step, at.rows)
-                for step in range((at.terms + (t.depth - 1)) // t.depth):
-                    first = step * t.depth
-                    count = ti.min(t.depth, at.terms - first)
-                    patches.gather(images, at.vertical, at.horizontal, at.cells, first, count)
-                    weights.load(weight, at.weight + first, at.terms, n.other_total, at.rows, count)
-                    sums.add(0, weights, patches, at.rows, at.cells.count, count)
-                sums.save(made_images(n, out, at.group, at.row, 0), at.lattice, at.rows, at.cells)
+                for tile in range((at.count + (t.cells - 1)) // t.cells):
+                    first = tile * t.cells
+                    cells = Cells(at.first + first, ti.min(t.cells, at.count - first), at.height, at.width)
+                    sums.begin(bias, (at.group * n.made + at.row) * n.bias_step, n.bias_step, at.rows)
+                    for step in range((at.terms + (t.depth - 1)) // t.depth):
+                        term = step * t.depth
+                        terms = ti.min(t.depth, at.terms - term)
+                        patches.gather(images, at.vertical, at.horizontal, cells, term, terms)
+                        weights.load(weight, at.weight + term, at.terms, n.other_total, at.rows, terms)
+                        sums.add(0, weights, patches, at.rows, cells.count, terms)
+                    sums.save(made_images(n, out, at.group, at.row, 0), at.lattice, at.rows, cells)
 
     return conv2d_image
 

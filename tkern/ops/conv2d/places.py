@@ -3,7 +3,7 @@
 import taichi as ti
 
 from tkern.lang.macros import handle, macro, value
-from tkern.lang.windows import Axis, Cells, Images, Lattice
+from tkern.lang.windows import Axis, Images, Lattice
 
 _INTEGERS = (
     # Sizes: images, groups, channels read and made for each group, the image read and the one made, the kernel.
@@ -16,7 +16,7 @@ _INTEGERS = (
     # Floats of the arrays that are read, and vectors of a thread's workspace.
     "total", "other_total", "size",
     # From one output's bias to the next, 0 without a bias.
-    "bias_step",
+    "bias_step", "one",
 )  # fmt: skip
 Numbers = ti.types.struct(**dict.fromkeys(_INTEGERS, ti.i32))
 
@@ -50,7 +50,7 @@ def taps_from(first, every, kernel):
 class Part:
     """The part of an image-making program (:func:`tkern.ops.conv2d.kernel.convolve`): rows are channels that are made.
 
-    ``rows`` of them from ``row`` on, at ``cells`` of one phase, from ``terms`` taps each, whose weights begin at
+    ``rows`` of them from ``row`` on, at ``count`` cells from ``first`` on of one phase's grid, from ``terms`` taps each, whose weights begin at
     ``weight``.
     """
 
@@ -62,11 +62,10 @@ class Part:
         self.row = value(row_part * n.row_step)
         self.rows = value(ti.min(n.row_step, n.made - self.row))
         # The phase's own grid.
-        height = value((n.made_height - phase_h + n.up_h - 1) // n.up_h)
-        width = value((n.made_width - phase_w + n.up_w - 1) // n.up_w)
-        first = value(cell_part * n.cell_step)
-        count = value(ti.max(0, ti.min(n.cell_step, n.batch * height * width - first)))
-        self.cells = Cells(first, count, height, width)
+        self.height = value((n.made_height - phase_h + n.up_h - 1) // n.up_h)
+        self.width = value((n.made_width - phase_w + n.up_w - 1) // n.up_w)
+        self.first = value(cell_part * n.cell_step)
+        self.count = value(ti.min(n.cell_step, n.batch * self.height * self.width - self.first))
         r = value(first_tap(phase_h, n.up_h, n.pad_h, n.dilation_h, n.every_h, n.kernel_h))
         s = value(first_tap(phase_w, n.up_w, n.pad_w, n.dilation_w, n.every_w, n.kernel_w))
         taps_h = value(taps_from(r, n.every_h, n.kernel_h))
@@ -121,7 +120,7 @@ def window(n):
 def read_images(n, array, group):
     """Return the images that are read, from the first channel of ``group`` on."""
     area = value(n.height * n.width)
-    return Images(array, value(group * n.channels * area), value(n.groups * n.channels * area), area, n.total)
+    return Images(array, value(group * n.channels * area), value(n.groups * n.channels * area), area, n.total, _one(n))
 
 
 @macro
@@ -129,7 +128,12 @@ def made_images(n, array, group, row, total):
     """Return the images on the other side, from channel ``row`` of ``group`` on."""
     area = value(n.made_height * n.made_width)
     first = value(group * n.all_made + n.done_made + row)
-    return Images(array, value(first * area), value(n.groups * n.all_made * area), area, total)
+    return Images(array, value(first * area), value(n.groups * n.all_made * area), area, total, _one(n))
+
+
+@macro
+def _one(n):
+    return value(ti.cast(n.one, ti.f32))
 
 
 @macro

@@ -36,6 +36,8 @@ _MOST_SUMS = 6912
 # Programs that a sum over cells is divided for, and floats of private sums (16 MiB).
 _PROGRAMS = 32
 _GPU_PROGRAMS = 2**16
+# Programs that make an image, about, if there is enough to do for so many.
+_IMAGE_PROGRAMS = 256
 _MOST_PARTIAL = 2**22
 # Floats of weights that are arranged at a time (16 MiB).
 _MOST_WEIGHTS = 2**22
@@ -177,10 +179,16 @@ def _add_convolve(
         row_step = _even(made, most, 4)
         size = 16 + words.patch_vectors + row_step * words.row_vectors
     grid = -(-n["made_height"] // n["up_h"]) * -(-n["made_width"] // n["up_w"])
-    cell_step = _even(n["batch"] * grid, words.cells, 16) if backend == "cpu" else 1
+    cells = n["batch"] * grid
+    cell_step = 1
+    if backend == "cpu":
+        # Several tiles for a program where there are many, so that a program's beginning takes no time.
+        others = n["phases_h"] * n["phases_w"] * n["launch_groups"] * -(-made // row_step)
+        cell_step = _even(cells, words.cells, 16)
+        cell_step *= max(1, -(-cells // cell_step) * others // _IMAGE_PROGRAMS)
     n = {
         **n, "row_parts": -(-made // row_step), "row_step": row_step, "size": size,
-        "cell_parts": -(-n["batch"] * grid // cell_step), "cell_step": cell_step,
+        "cell_parts": -(-cells // cell_step), "cell_step": cell_step,
     }  # fmt: skip
     programs = n["phases_h"] * n["phases_w"] * n["launch_groups"] * n["row_parts"] * n["cell_parts"]
     terms = n["channels"] * (1 + n["kernel_h"] * (1 + n["kernel_w"]))
@@ -208,7 +216,7 @@ def _even(count: int, most: int, step: int) -> int:
 
 
 def _numbers(g: Geometry) -> dict[str, int]:
-    ones = ("up_h", "up_w", "stride_h", "stride_w", "every_h", "every_w", "phases_h", "phases_w")
+    ones = ("one", "up_h", "up_w", "stride_h", "stride_w", "every_h", "every_w", "phases_h", "phases_w")
     parts = ("row_parts", "row_step", "cell_parts", "cell_step", "col_parts", "col_step")
     zeros = ("done_groups", "done_made", "total", "other_total", "size", "bias_step")
     return {
