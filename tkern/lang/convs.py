@@ -6,13 +6,15 @@ at 192 cells at a time, so the matrix of all patches is never there; products ar
 
 ``t.cells``, ``t.span``     the cells that a program makes, and those that it sums over at a time
 ``t.depth``                 the taps of a tile
-``for i in range(t.threads(programs))``  the outermost loop; ``p = t.program(i, space, size)``, with ``size`` vectors of the
-                            workspace ``space`` for its thread; its number is ``p.id``, if it ``p.is_one_of(programs)``
+``for i in range(t.threads(programs))``  the outermost loop; ``p = t.program(i, space, size)``, with ``size`` vectors of
+                            the workspace ``space`` for its thread; its number is ``p.id``, if it
+                            ``p.is_one_of(programs)``
 ``x = p.patches()``         taps at cells; ``x.gather(images, rows, columns, cells, first, count)`` takes ``count`` taps
                             from ``first`` on of a window over images (:mod:`tkern.lang.windows`)
 ``w = p.weights(rows)``     weights, an output a row; ``w.load(a, start, stride, total, rows, count)``
 ``y = p.turned(cols)``      channels at cells; ``y.load(images, channels, cells)``
-``s = p.sums(rows)``        sums of rows at the cells of a tile, ``s.begin``; ``s.add(0, w, x, rows, cells, taps)`` adds w·x
+``s = p.sums(rows)``        sums of rows at the cells of a tile, ``s.begin``; ``s.add(0, w, x, rows, cells, taps)``
+                            adds w·x
 ``d = p.totals(rows, cols)``  sums of taps and channels over cells, ``d.clear``; ``d.add(row, x, y, taps, cols, cells)``
                             adds x·yᵀ from ``row`` on
 ``s.save(images, lattice, rows, cells)``  write sums to channels of images

@@ -12,8 +12,8 @@ from tkern.lang.products_cpu import element_at, put_at, vector_at
 from tkern.lang.rows import VECTOR_WIDTH as WIDTH
 from tkern.lang.rows_cpu import Vector, load, load_scalar, load_some, store_scalar, tree_sum
 
-# Cells of a tile. Its rows are one vector longer, since a run of cells is written by whole vectors: 13 is odd, so that
-# neighbouring rows do not share lines of the first cache.
+# Cells of a tile. Its rows are one vector longer, since a run of cells is written by whole vectors: 13 is odd, so
+# that neighbouring rows do not share lines of the first cache.
 CELLS = 192
 _STRIDE = CELLS // WIDTH + 1
 # Taps of a tile: 16 channels of 3 × 3.
@@ -21,7 +21,7 @@ DEPTH = 144
 _DEPTH_STRIDE = DEPTH // WIDTH
 # Rows of the micro-kernel, and what keeps its indices from wrapping: see products_cpu.
 _ROWS = 4
-# With fewer channels on one side than this (depthwise), most of a micro-kernel would be idle: rows are taken one by one.
+# Cells of a tile. Its rows are one vector longer, since a run of cells is written by whole vectors. 13 is odd, so that
 _FEW = 3
 _INDICES = 2**27 - 1
 

@@ -10,7 +10,7 @@ from taichi.lang import impl
 from tkern.lang.macros import builder, macro, value, variable
 from tkern.lang.products_cpu import vector_at
 from tkern.lang.rows import VECTOR_WIDTH as WIDTH
-from tkern.lang.rows_cpu import Vector, load, load_scalar, load_some, store, store_scalar, store_some
+from tkern.lang.rows_cpu import Vector, load, load_scalar, store, store_scalar, store_some
 from tkern.lang.turning_cpu import held, turn_block
 
 
@@ -71,10 +71,8 @@ def gather_patches(
 
 
 @ti.func
-def _copy_image(
-    space: ti.template(), to, images: ti.template(), plane, height, width, down, across, u, v, length
-):
-    """Write the cells from (u, v) on of an image that is moved by ``down`` rows and ``across`` columns, 0 where it was not."""
+def _copy_image(space: ti.template(), to, images: ti.template(), plane, height, width, down, across, u, v, length):
+    """Write the cells from (u, v) on of an image moved by ``down`` rows and ``across`` columns, 0 where it was not."""
     begin = u * width + v
     end = begin + length
     low = ti.min(end, ti.max(begin, -down * width))

@@ -27,7 +27,7 @@ def turn_block(a, starts, space, to):
 
 @macro
 def held(elements):
-    """Return a variable that holds a vector of ``elements``. To Taichi a list of elements is a text, not yet a value."""
+    """Return a variable that holds a vector of ``elements``: to Taichi a list of them is a text, not yet a value."""
     return variable(variable(ti.Vector(elements)))
 
 
@@ -41,13 +41,12 @@ def _load(a, at):
 def _turned(rows):
     pairs = []
     for r in range(0, _EIGHT, 2):
-        for low in (0, 2):
-            pairs.append(_mix(rows[r], rows[r + 1], low, low + 8, low + 1, low + 9))
+        pairs += [_mix(rows[r], rows[r + 1], low, low + 8, low + 1, low + 9) for low in (0, 2)]
     fours = []
     for half in (0, 4):
         for k in (0, 1):
-            for low in (0, 2):
-                fours.append(_mix(pairs[half + k], pairs[half + k + 2], low, low + 1, low + 8, low + 9))
+            one, other = pairs[half + k], pairs[half + k + 2]
+            fours += [_mix(one, other, low, low + 1, low + 8, low + 9) for low in (0, 2)]
     columns = []
     for high in (0, 4):
         for k in range(4):

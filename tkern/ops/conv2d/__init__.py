@@ -86,7 +86,8 @@ def conv2d_backward_weight(
 ) -> Any:
     """Return the gradient of the weight of :func:`conv2d`.
 
-    dweight[k, c, r, s] = Σ over n, ho, wo of dy[n, k, ho, wo] · x[n, g·C/groups + c, ho·stride + r·dilation − padding, …].
+    dweight[k, c, r, s] = Σ over n, ho, wo of dy[n, k, ho, wo] · x[n, g·C/groups + c, ho·stride + r·dilation − padding,
+    …].
 
     Parameters: x float32 [N, C, H, W]; dy float32 [N, Cout, Ho, Wo], of exactly the size that follows; weight_shape
     (Cout, C/groups, kh, kw); options as in :func:`conv2d`.
@@ -115,7 +116,8 @@ def conv2d_backward_input(
     """Return the gradient of the input of :func:`conv2d`, the transposed convolution of dy.
 
     dx[n, g·C/groups + c, h, w] = Σ over r, s and the outputs k of group g of weight[k, c, r, s] · dy[n, k, ho, wo], for
-    the taps that read it: ho·stride + r·dilation − padding = h, and likewise w. A cell that no output read is exactly 0.
+    the taps that read it: ho·stride + r·dilation − padding = h, and likewise w. A cell that no output read is 0,
+    exactly.
 
     Parameters: dy float32 [N, Cout, Ho, Wo], of exactly the size that follows; weight float32 [Cout, C/groups, kh, kw];
     input_shape (N, C, H, W); options as in :func:`conv2d`.

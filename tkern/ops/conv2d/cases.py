@@ -28,8 +28,8 @@ from tkern.spec import Case, Cost, FiniteDifferences, Inputs, Op, Shape
 _LARGE = ("cpu", "cuda")
 _WHY = "minutes on a Vulkan device in software; smaller cases of the same kind run there"
 
-# Shapes of x and of the weight, and options, by name: every kind of geometry, n above 1 but where it says so, sizes that
-# are no multiple of anything, and tiles that end within images, rows and channels.
+# Shapes of x and of the weight, and options, by name: every kind of geometry, n above 1 but where it says so, sizes
+# that are no multiple of anything, and tiles that end within images, rows and channels.
 _GEOMETRIES: tuple[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] = (
     ("3×3", (2, 5, 9, 11), (7, 5, 3, 3), {}),
     ("one image", (1, 4, 8, 6), (3, 4, 3, 3), {"padding": 1}),
@@ -154,6 +154,19 @@ def _length(inputs: Mapping[str, Any]) -> int:
     return max(1, int(inputs["dy"].size) // int(inputs["dy"].shape[1]))
 
 
+def _scale(output: str) -> Callable[[Inputs, Any], Mapping[str, float]]:
+    """Return how large a sum of that many products is on the whole: one alone may come near 0 by chance."""
+
+    def scales(inputs: Inputs, outputs: Any) -> Mapping[str, float]:
+        size = float(np.sqrt(_length(inputs)))
+        for name in ("x", "dy", "weight"):
+            if name in inputs and inputs[name].size:
+                size *= float(np.sqrt(np.mean(np.square(inputs[name], dtype=np.float64))))
+        return {output: size}
+
+    return scales
+
+
 # ResNet-50's layers, and a depthwise one: images, channels, height and width, outputs, kernel, stride, padding, groups.
 _DIMS = ("N", "C", "HW", "K", "R", "stride", "pad", "groups")
 _LAYERS = (
@@ -242,6 +255,7 @@ OPS = (
         standard=_STANDARD,
         peers=peers.FORWARD,
         mutants=mutants.FORWARD,
+        scales=_scale("y"),
     ),
     Op(
         name="conv2d_backward_weight",
@@ -260,6 +274,7 @@ OPS = (
         peers=peers.WEIGHT,
         finite_differences=_differences(_weight, "weight", "dweight"),
         mutants=mutants.WEIGHT,
+        scales=_scale("dweight"),
     ),
     Op(
         name="conv2d_backward_input",
@@ -278,6 +293,7 @@ OPS = (
         peers=peers.INPUT,
         finite_differences=_differences(_input, "x", "dx"),
         mutants=mutants.INPUT,
+        scales=_scale("dx"),
     ),
     Op(
         name="conv2d_backward_bias",
@@ -296,5 +312,6 @@ OPS = (
         peers=peers.BIAS,
         finite_differences=_differences(_bias, "bias", "dbias"),
         mutants=mutants.BIAS,
+        scales=_scale("dbias"),
     ),
 )

@@ -155,7 +155,7 @@ def refuse_large(name: str, shape: tuple[int, ...], backend: str) -> None:
 def _along(
     weight: str, name: str, size: int, kernel: int, stride: int, padding: tuple[int, int], dilation: int
 ) -> tuple[int, int, int]:
-    """Return the outputs along an axis, and a stride and a dilation that do the same and are no larger than the axis."""
+    """Return the outputs along an axis, and a stride and a dilation that do the same, no larger than the axis."""
     padded = size + sum(padding)
     if padded > _MOST_PADDED:
         raise SizeLimitError(argument="padding", expected=f"a padded {name} of at most {_MOST_PADDED}", got=padded)

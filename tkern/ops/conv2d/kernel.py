@@ -7,8 +7,8 @@ With p(n, h, w; c, r, s) = x[n, c, h·stride + r·dilation − padding, …], 0 
     dx[n, c, h, w] = Σ over k, r, s      w[k, c, r, s] · dy[n, k, (h + padding − r·dilation)/stride, …]
 
 the last over taps for which the quotient is whole: a cell of dx gathers what it fed, and is written once. Cells whose
-numbers leave the same rest by the stride (a *phase*) meet the same taps, which read dy side by side: so dx of a phase is
-a convolution of dy, and one kernel makes y and dx. The words (``t``, ``p``, tiles) are those of
+numbers leave the same rest by the stride (a *phase*) meet the same taps, which read dy side by side: so dx of a phase
+is a convolution of dy, and one kernel makes y and dx. The words (``t``, ``p``, tiles) are those of
 :mod:`tkern.lang.convs`; who makes what is in :mod:`tkern.ops.conv2d.places`.
 """
 
@@ -36,9 +36,9 @@ def convolve(t):
                     first = tile * t.cells
                     cells = Cells(at.first + first, ti.min(t.cells, at.count - first), at.height, at.width)
                     sums.begin(bias, (at.group * n.made + at.row) * n.bias_step, n.bias_step, at.rows)
-                    for step in range((at.terms + (t.depth - 1)) // t.depth):
-                        term = step * t.depth
-                        terms = ti.min(t.depth, at.terms - term)
+                    for step in range((at.terms + n.depth - 1) // n.depth):
+                        term = step * n.depth
+                        terms = ti.min(n.depth, at.terms - term)
                         patches.gather(images, at.vertical, at.horizontal, cells, term, terms)
                         weights.load(weight, at.weight + term, at.terms, n.other_total, at.rows, terms)
                         sums.add(0, weights, patches, at.rows, cells.count, terms)

@@ -1,7 +1,7 @@
 """Convolution and its gradients in NumPy, from their definition: loops over the taps of the kernel.
 
-With x padded by zeros, tap (r, s) of output (h, w) reads the padded image at (h·stride + r·dilation, …). For one tap the
-cells that all outputs read are a slice of the padded image, as large as y.
+With x padded by zeros, tap (r, s) of output (h, w) reads the padded image at (h·stride + r·dilation, …). For one tap
+the cells that all outputs read are a slice of the padded image, as large as y.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def conv2d(
     groups: int = 1,
     dtype: DTypeLike = np.float64,
 ) -> np.ndarray:
-    """Return y[n, k, h, w] = bias[k] + Σ over c, r, s of weight[k, c, r, s] · x[n, g·C/groups + c, …] of k's group g."""
+    """Return y[n, k, h, w] = bias[k] + Σ over c, r, s of weight[k, c, r, s] · x[n, g·C/groups + c, …], g k's group."""
     x, weight = np.asarray(x, dtype), np.asarray(weight, dtype)
     padded, out, _ = _pad(x, weight.shape[2:], stride, padding, dilation)
     w = weight.reshape(groups, -1, *weight.shape[1:])

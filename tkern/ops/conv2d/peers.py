@@ -27,7 +27,11 @@ def _patches(x: np.ndarray, inputs: Inputs, kernel: Any) -> np.ndarray:
 def _matrix(x: np.ndarray, inputs: Inputs, kernel: Any) -> np.ndarray:
     """Return the patches of one image by groups, [groups, C/groups·kh·kw, Ho·Wo]."""
     view: np.ndarray = _patches(x, inputs, kernel)[0].transpose(0, 3, 4, 1, 2)
-    return view.reshape(inputs["groups"], view.shape[0] * view.shape[1] * view.shape[2] // inputs["groups"], view.shape[3] * view.shape[4])
+    return view.reshape(
+        inputs["groups"],
+        view.shape[0] * view.shape[1] * view.shape[2] // inputs["groups"],
+        view.shape[3] * view.shape[4],
+    )
 
 
 def _numpy_im2col(inputs: Inputs) -> Callable[[], Any]:

@@ -7,7 +7,8 @@ from tkern.lang.windows import Axis, Images, Lattice
 
 _INTEGERS = (
     # Sizes: images, groups, channels read and made for each group, the image read and the one made, the kernel.
-    "batch", "groups", "channels", "made", "all_made", "height", "width", "made_height", "made_width", "kernel_h", "kernel_w",
+    "batch", "groups", "channels", "made", "all_made", "height", "width", "made_height", "made_width",
+    "kernel_h", "kernel_w",
     # Source row of tap r at row h that is made: (h·stride + pad − r·dilation) / up, where that is whole.
     "up_h", "up_w", "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "every_h", "every_w",
     # How the work is divided over programs, and what launches before have made: groups, or channels of the one group.
@@ -15,8 +16,8 @@ _INTEGERS = (
     "phases_h", "phases_w", "row_parts", "row_step", "cell_parts", "cell_step", "col_parts", "col_step",
     # Floats of the arrays that are read, and vectors of a thread's workspace.
     "total", "other_total", "size",
-    # From one output's bias to the next, 0 without a bias.
-    "bias_step", "one",
+    # From one output's bias to the next, 0 without a bias; 1; the taps that are gathered at a time.
+    "bias_step", "one", "depth",
 )  # fmt: skip
 Numbers = ti.types.struct(**dict.fromkeys(_INTEGERS, ti.i32))
 
@@ -50,8 +51,8 @@ def taps_from(first, every, kernel):
 class Part:
     """The part of an image-making program (:func:`tkern.ops.conv2d.kernel.convolve`): rows are channels that are made.
 
-    ``rows`` of them from ``row`` on, at ``count`` cells from ``first`` on of one phase's grid, from ``terms`` taps each, whose weights begin at
-    ``weight``.
+    ``rows`` of them from ``row`` on, at ``count`` cells from ``first`` on of one phase's grid, from ``terms`` taps
+    each, whose weights begin at ``weight``.
     """
 
     def __init__(self, n, program):
@@ -89,7 +90,7 @@ class Part:
 
 @handle
 class WeightPart:
-    """The part of a program that sums weights' gradients: taps from ``row`` on, outputs from ``col`` on, a slice of cells.
+    """The part of a program that sums weights' gradients: taps from ``row`` on, outputs from ``col``, a slice of cells.
 
     ``slice`` is its number, ``first`` and ``last`` are its cells.
     """

@@ -30,6 +30,9 @@ _MOST_SPACE = 40 * 2**20 // 64
 # Channels that a program makes at most. More make less of gathering: a patch is used for all of them; but their sums
 # must stay in the second cache, with the patches (120 KiB).
 _MOST_ROWS = 128
+# With so few, or fewer, gathering is most of the work: then so many taps at a time, which fit the first cache.
+_FEW_ROWS = 16
+_SHORT = 32
 # Likewise for the gradient of weights: channels of dy, and vectors of sums.
 _MOST_COLS = 256
 _MOST_SUMS = 6912
@@ -189,6 +192,7 @@ def _add_convolve(
     n = {
         **n, "row_parts": -(-made // row_step), "row_step": row_step, "size": size,
         "cell_parts": -(-cells // cell_step), "cell_step": cell_step,
+        "depth": _SHORT if backend == "cpu" and row_step <= _FEW_ROWS else words.depth,
     }  # fmt: skip
     programs = n["phases_h"] * n["phases_w"] * n["launch_groups"] * n["row_parts"] * n["cell_parts"]
     terms = n["channels"] * (1 + n["kernel_h"] * (1 + n["kernel_w"]))
@@ -218,7 +222,7 @@ def _even(count: int, most: int, step: int) -> int:
 def _numbers(g: Geometry) -> dict[str, int]:
     ones = ("one", "up_h", "up_w", "stride_h", "stride_w", "every_h", "every_w", "phases_h", "phases_w")
     parts = ("row_parts", "row_step", "cell_parts", "cell_step", "col_parts", "col_step")
-    zeros = ("done_groups", "done_made", "total", "other_total", "size", "bias_step")
+    zeros = ("depth", "done_groups", "done_made", "total", "other_total", "size", "bias_step")
     return {
         **dict.fromkeys(ones, 1), **dict.fromkeys(parts, 1), **dict.fromkeys(zeros, 0),
         "batch": g.batch, "groups": g.groups, "launch_groups": g.groups,
