@@ -21,7 +21,7 @@ DEPTH = 144
 _DEPTH_STRIDE = DEPTH // WIDTH
 # Rows of the micro-kernel, and what keeps its indices from wrapping: see products_cpu.
 _ROWS = 4
-# Cells of a tile. Its rows are one vector longer, since a run of cells is written by whole vectors. 13 is odd, so that
+# With fewer channels on one side than this (depthwise) a micro-kernel would be idle: rows are taken one by one.
 _FEW = 3
 _INDICES = 2**27 - 1
 
