@@ -15,6 +15,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tkern import errors, oracle
     from tkern.ops.attention import AttentionGrads, attention, attention_backward
+    from tkern.ops.conv2d import (
+        conv2d,
+        conv2d_backward_bias,
+        conv2d_backward_input,
+        conv2d_backward_weight,
+        im2col,
+    )
     from tkern.ops.max_pool2d import (
         max_pool2d,
         max_pool2d_backward,
@@ -31,6 +38,11 @@ _HOME = {
     "attention_backward": "tkern.ops.attention",
     "Backend": "tkern.runtime",
     "backends": "tkern.runtime",
+    "conv2d": "tkern.ops.conv2d",
+    "conv2d_backward_bias": "tkern.ops.conv2d",
+    "conv2d_backward_input": "tkern.ops.conv2d",
+    "conv2d_backward_weight": "tkern.ops.conv2d",
+    "im2col": "tkern.ops.conv2d",
     "use": "tkern.runtime",
     "using": "tkern.runtime",
     "max_pool2d": "tkern.ops.max_pool2d",
@@ -49,7 +61,12 @@ __all__ = [
     "attention",
     "attention_backward",
     "backends",
+    "conv2d",
+    "conv2d_backward_bias",
+    "conv2d_backward_input",
+    "conv2d_backward_weight",
     "errors",
+    "im2col",
     "max_pool2d",
     "max_pool2d_backward",
     "max_pool2d_indices_from_flat",

@@ -14,19 +14,43 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tkern.ops.attention.oracle import attention, attention_backward
+    from tkern.ops.conv2d.oracle import (
+        conv2d,
+        conv2d_backward_bias,
+        conv2d_backward_input,
+        conv2d_backward_weight,
+        im2col,
+    )
     from tkern.ops.max_pool2d.oracle import max_pool2d, max_pool2d_backward
     from tkern.ops.rms_norm.oracle import rms_norm, rms_norm_backward
 
 _HOME = {
     "attention": "tkern.ops.attention.oracle",
     "attention_backward": "tkern.ops.attention.oracle",
+    "conv2d": "tkern.ops.conv2d.oracle",
+    "conv2d_backward_bias": "tkern.ops.conv2d.oracle",
+    "conv2d_backward_input": "tkern.ops.conv2d.oracle",
+    "conv2d_backward_weight": "tkern.ops.conv2d.oracle",
+    "im2col": "tkern.ops.conv2d.oracle",
     "max_pool2d": "tkern.ops.max_pool2d.oracle",
     "max_pool2d_backward": "tkern.ops.max_pool2d.oracle",
     "rms_norm": "tkern.ops.rms_norm.oracle",
     "rms_norm_backward": "tkern.ops.rms_norm.oracle",
 }
 
-__all__ = ["attention", "attention_backward", "max_pool2d", "max_pool2d_backward", "rms_norm", "rms_norm_backward"]
+__all__ = [
+    "attention",
+    "attention_backward",
+    "conv2d",
+    "conv2d_backward_bias",
+    "conv2d_backward_input",
+    "conv2d_backward_weight",
+    "im2col",
+    "max_pool2d",
+    "max_pool2d_backward",
+    "rms_norm",
+    "rms_norm_backward",
+]
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

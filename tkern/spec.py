@@ -52,13 +52,15 @@ class FiniteDifferences:
 
     ``forward(**inputs)`` is the forward oracle; ``cotangents`` names, for each of its outputs, the input that holds
     its gradient (None where there is none); ``gradients`` maps an input to the output of the op that is its gradient;
-    ``cases`` are tiny, with options away from their defaults.
+    ``cases`` are tiny, with options away from their defaults; ``only_forward`` names inputs that the op does not take,
+    where it asks for the shape of what it is linear in.
     """
 
     forward: Callable[..., Any]
     cotangents: tuple[str | None, ...]
     gradients: Mapping[str, str]
     cases: tuple[Case, ...]
+    only_forward: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Shape:
 class Op:
     """One op: its public function, its oracle, what to try, what it costs, and what it must not accept.
 
-    ``run``         the public function, called with an input's keyword arguments
+    ``run``         the public function, called with an input's keyword arguments; a single output it returns alone
     ``prepare``     the same plus ``backend`` (and ``out``): returns a :class:`tkern.launch.Launch`, not yet run
     ``oracle``      NumPy, takes ``dtype``; float64 is the truth, float32 the baseline
     ``outputs``     names of what both return, in order; an op of one output returns it bare

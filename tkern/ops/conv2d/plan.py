@@ -1,0 +1,258 @@
+"""How a convolution is laid over launches: which kernel, over how many programs, with what memory.
+
+The choice between kernels is made here, in :func:`simplified` and the functions that add launches, and nowhere else:
+
+- A 1 × 1 kernel with stride 1 and no padding is a plain product: its images are taken as one long row each, so that
+  what is gathered is copied from end to end.
+- Images and kernels one column wide are turned on their side: their rows are then what lies side by side in memory.
+- Everything else gathers patches tile by tile into the workspace of a thread, few channels or many: a tile's taps are
+  numbered over channels and kernel alike, so 3 channels of 7 × 7 fill it as well as 16 of 3 × 3.
+
+No launch takes more than 64 MiB beside its inputs and outputs.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from typing import Any
+
+from tkern import arrays, runtime
+from tkern.errors import SizeLimitError
+from tkern.launch import Group, Launch
+from tkern.ops.conv2d.geometry import Geometry
+
+__all__ = ["add_im2col", "add_image", "add_input", "add_weight", "simplified"]
+
+# Vectors of all threads' workspaces together, 40 MiB.
+_MOST_SPACE = 40 * 2**20 // 64
+# Channels that a program makes at most. More make less of gathering: a patch is used for all of them; but their sums
+# must stay in the second cache, with the patches (120 KiB).
+_MOST_ROWS = 128
+# With so few, or fewer, gathering is most of the work: then so many taps at a time, which fit the first cache.
+_FEW_ROWS = 16
+_SHORT = 32
+# Likewise for the gradient of weights: channels of dy, and vectors of sums.
+_MOST_COLS = 256
+_MOST_SUMS = 6912
+# Programs that a sum over cells is divided for, and floats of private sums (16 MiB).
+_PROGRAMS = 32
+_GPU_PROGRAMS = 2**16
+# Programs that make an image, about, if there is enough to do for so many.
+_IMAGE_PROGRAMS = 256
+_MOST_PARTIAL = 2**22
+# Floats of weights that are arranged at a time (16 MiB).
+_MOST_WEIGHTS = 2**22
+# A Vulkan device in software (Mesa's) ends a lane's loops, silently, after so many steps in all.
+_LOOP_LIMIT = 65535
+# Threads of a launch whose number of programs is known only at run time, on Vulkan and Metal.
+_VULKAN_THREADS = 131072
+
+
+def simplified(g: Geometry) -> Geometry:
+    """Return the same convolution with images as wide as can be."""
+    if g.size[1] == g.kernel[1] == g.out[1] == 1 and g.before[1] == 0:
+        g = replace(
+            g, size=g.size[::-1], kernel=g.kernel[::-1], stride=g.stride[::-1], before=g.before[::-1],
+            dilation=g.dilation[::-1], out=g.out[::-1],
+        )  # fmt: skip
+    if g.kernel == (1, 1) and g.stride == (1, 1) and g.size == g.out and g.before == (0, 0):
+        area = math.prod(g.size)
+        g = replace(g, size=(1, area), out=(1, area))
+    return g
+
+
+def add_image(launch: Launch, g: Geometry, x: Any, weight: Any, bias: Any, y: Any, backend: str) -> None:
+    """Add what makes y of x."""
+    given = arrays.zeros(1, backend) if bias is None else bias
+    numbers = {
+        **_numbers(g), "channels": g.channels, "made": g.outs, "all_made": g.outs,
+        "height": g.size[0], "width": g.size[1], "made_height": g.out[0], "made_width": g.out[1],
+        "stride_h": g.stride[0], "stride_w": g.stride[1], "pad_h": -g.before[0], "pad_w": -g.before[1],
+        "dilation_h": -g.dilation[0], "dilation_w": -g.dilation[1],
+        "total": math.prod(g.x_shape), "other_total": math.prod(g.weight_shape), "bias_step": int(bias is not None),
+    }  # fmt: skip
+    _add_convolve(launch, numbers, x, weight, given, y, backend)
+
+
+def add_input(launch: Launch, g: Geometry, dy: Any, weight: Any, dx: Any, backend: str) -> None:
+    """Add what makes dx of dy, a convolution of dy for each phase; many channels are made part by part."""
+    from tkern.lang import compiled
+    from tkern.lang.convs import conv_words
+    from tkern.ops.conv2d import kernel
+
+    up, dilation = g.stride, g.dilation
+    every = tuple(s // math.gcd(s, d) for s, d in zip(up, dilation, strict=True))
+    row = g.outs * math.prod(g.kernel)
+    groups = min(g.groups, max(1, _MOST_WEIGHTS // (row * g.channels)))
+    rows = min(g.channels, max(1, _MOST_WEIGHTS // row)) if groups == 1 else g.channels
+    words = conv_words(backend)
+    arranged = arrays.workspace(groups * rows * row, backend)
+    nothing = arrays.zeros(1, backend)
+    for done_groups in range(0, g.groups, groups):
+        for done in range(0, g.channels, rows):
+            here = min(groups, g.groups - done_groups)
+            made = min(rows, g.channels - done)
+            numbers = {
+                **_numbers(g), "channels": g.outs, "made": made, "all_made": g.channels,
+                "height": g.out[0], "width": g.out[1], "made_height": g.size[0], "made_width": g.size[1],
+                "up_h": up[0], "up_w": up[1], "pad_h": g.before[0], "pad_w": g.before[1],
+                "dilation_h": dilation[0], "dilation_w": dilation[1], "every_h": every[0], "every_w": every[1],
+                "phases_h": min(up[0], g.size[0]), "phases_w": min(up[1], g.size[1]),
+                "launch_groups": here, "done_groups": done_groups, "done_made": done,
+                "total": math.prod(g.y_shape), "other_total": here * made * row,
+            }  # fmt: skip
+            launch.add(compiled(kernel.arrange, words), weight, arranged, _group(numbers), here * made)
+            _add_convolve(launch, numbers, dy, arranged, nothing, dx, backend)
+
+
+def add_weight(launch: Launch, g: Geometry, x: Any, dy: Any, dweight: Any, backend: str) -> None:
+    """Add what makes dweight: private sums for slices of the cells, then their sum; or at once, in one slice."""
+    from tkern.lang import columns, compiled
+    from tkern.lang.convs import conv_words
+    from tkern.ops.conv2d import kernel
+
+    words = conv_words(backend)
+    count = math.prod(g.weight_shape)
+    row_step, col_step, size = _weight_tile(g, words, backend)
+    parts = {
+        "row_parts": -(-g.taps // row_step), "row_step": row_step,
+        "col_parts": -(-g.outs // col_step), "col_step": col_step,
+    }  # fmt: skip
+    whole = g.groups * parts["row_parts"] * parts["col_parts"]
+    wanted = _PROGRAMS if backend == "cpu" else _GPU_PROGRAMS
+    spans = -(-g.cells // words.span)
+    slices = max(1, min(-(-wanted // whole), spans, _MOST_PARTIAL // count))
+    cell_step = -(-spans // slices) * words.span
+    slices = -(-g.cells // cell_step)
+    programs = whole * slices
+    _refuse_long_loops("x", programs, min(cell_step, g.cells), backend)
+    numbers = {
+        **_numbers(g), "channels": g.channels, "made": g.outs, "all_made": g.outs,
+        "height": g.size[0], "width": g.size[1], "made_height": g.out[0], "made_width": g.out[1],
+        "stride_h": g.stride[0], "stride_w": g.stride[1], "pad_h": g.before[0], "pad_w": g.before[1],
+        "dilation_h": g.dilation[0], "dilation_w": g.dilation[1],
+        "total": math.prod(g.x_shape), "other_total": math.prod(g.y_shape),
+        **parts, "cell_step": cell_step, "size": size,
+    }  # fmt: skip
+    partial = dweight if slices == 1 else arrays.workspace(slices * count, backend)
+    launch.add(
+        compiled(kernel.backward_weight, words), x, dy, partial, _space(size, backend), _group(numbers), count, programs
+    )
+    if slices > 1:
+        launch.add(columns.sum_kernel(backend, count), partial, dweight, slices, count, count)
+
+
+def add_im2col(launch: Launch, g: Geometry, x: Any, cols: Any, backend: str) -> None:
+    """Add what makes the matrix of patches."""
+    from tkern.lang import compiled
+    from tkern.lang.convs import conv_words
+    from tkern.ops.conv2d import kernel
+
+    words = conv_words(backend)
+    row_step = min(g.taps, words.depth if backend == "cpu" else 1)
+    parts = -(-g.taps // row_step)
+    numbers = {
+        **_numbers(g), "channels": g.channels, "made": 1, "all_made": 1,
+        "height": g.size[0], "width": g.size[1], "made_height": g.out[0], "made_width": g.out[1],
+        "stride_h": g.stride[0], "stride_w": g.stride[1], "pad_h": g.before[0], "pad_w": g.before[1],
+        "dilation_h": g.dilation[0], "dilation_w": g.dilation[1], "total": math.prod(g.x_shape),
+        "row_parts": parts, "row_step": row_step, "cell_step": words.cells,
+    }  # fmt: skip
+    size = 16 + words.patch_vectors if backend == "cpu" else 0
+    numbers["size"] = size
+    programs = parts * -(-g.cells // words.cells)
+    _refuse_long_loops("x", programs, 1, backend)
+    launch.add(compiled(kernel.im2col, words), x, cols, _space(size, backend), _group(numbers), programs)
+
+
+def _add_convolve(
+    launch: Launch, numbers: dict[str, int], a: Any, weight: Any, bias: Any, out: Any, backend: str
+) -> None:
+    from tkern.lang import compiled
+    from tkern.lang.convs import conv_words
+    from tkern.ops.conv2d import kernel
+
+    words = conv_words(backend)
+    made, n = numbers["made"], numbers
+    row_step, size = 1, 0
+    if backend == "cpu":
+        most = max(4, min(_MOST_ROWS, (_MOST_SPACE // _threads() - 16 - words.patch_vectors) // words.row_vectors))
+        row_step = _even(made, most, 4)
+        size = 16 + words.patch_vectors + row_step * words.row_vectors
+    grid = -(-n["made_height"] // n["up_h"]) * -(-n["made_width"] // n["up_w"])
+    cells = n["batch"] * grid
+    cell_step = 1
+    if backend == "cpu":
+        # Several tiles for a program where there are many, so that a program's beginning takes no time.
+        others = n["phases_h"] * n["phases_w"] * n["launch_groups"] * -(-made // row_step)
+        cell_step = _even(cells, words.cells, 16)
+        cell_step *= max(1, -(-cells // cell_step) * others // _IMAGE_PROGRAMS)
+    n = {
+        **n, "row_parts": -(-made // row_step), "row_step": row_step, "size": size,
+        "cell_parts": -(-cells // cell_step), "cell_step": cell_step,
+        "depth": _SHORT if backend == "cpu" and row_step <= _FEW_ROWS else words.depth,
+    }  # fmt: skip
+    programs = n["phases_h"] * n["phases_w"] * n["launch_groups"] * n["row_parts"] * n["cell_parts"]
+    terms = n["channels"] * (1 + n["kernel_h"] * (1 + n["kernel_w"]))
+    _refuse_long_loops("weight", programs, terms, backend)
+    launch.add(compiled(kernel.convolve, words), a, weight, bias, out, _space(size, backend), _group(n), programs)
+
+
+def _weight_tile(g: Geometry, words: Any, backend: str) -> tuple[int, int, int]:
+    """Return the taps and channels of dy that a program sums at most, and the vectors of its workspace."""
+    if backend != "cpu":
+        return 1, 1, 0
+    budget = _MOST_SPACE // _threads() - 16 - words.patch_vectors
+    col_step = _even(g.outs, _MOST_COLS if budget > 2 * _MOST_SUMS else 64, 16)
+    turned = col_step // 16 * words.turned_vectors
+    blocks = -(-g.taps // words.depth)
+    most = max(1, min(_MOST_SUMS, budget - turned) // (words.depth * col_step // 16))
+    row_step = min(-(-g.taps // 4) * 4, words.depth * -(-blocks // -(-blocks // most)))
+    return row_step, col_step, 16 + words.patch_vectors + turned + row_step * col_step // 16
+
+
+def _even(count: int, most: int, step: int) -> int:
+    """Return how many of ``count`` each part gets, ``most`` at most, if parts are alike and multiples of ``step``."""
+    parts = -(-count // most)
+    return -(-count // (parts * step)) * step
+
+
+def _numbers(g: Geometry) -> dict[str, int]:
+    ones = ("one", "up_h", "up_w", "stride_h", "stride_w", "every_h", "every_w", "phases_h", "phases_w")
+    parts = ("row_parts", "row_step", "cell_parts", "cell_step", "col_parts", "col_step")
+    zeros = ("depth", "done_groups", "done_made", "total", "other_total", "size", "bias_step")
+    return {
+        **dict.fromkeys(ones, 1), **dict.fromkeys(parts, 1), **dict.fromkeys(zeros, 0),
+        "batch": g.batch, "groups": g.groups, "launch_groups": g.groups,
+        "kernel_h": g.kernel[0], "kernel_w": g.kernel[1],
+    }  # fmt: skip
+
+
+def _group(numbers: dict[str, int]) -> Group:
+    from tkern.ops.conv2d.places import Numbers
+
+    return Group(Numbers, **numbers)
+
+
+def _threads() -> int:
+    return os.cpu_count() or 1
+
+
+def _space(size: int, backend: str) -> Any:
+    return arrays.workspace(16 * size * _threads(), backend) if backend == "cpu" else arrays.zeros(1, backend)
+
+
+def _refuse_long_loops(name: str, programs: int, steps: int, backend: str) -> None:
+    """Refuse sizes at which a Vulkan device in software would end a lane's loops before they are done."""
+    if backend == "cpu" or not runtime.backend(backend).in_software:
+        return
+    rounds = -(-programs // _VULKAN_THREADS)
+    if rounds * (steps + 4) > _LOOP_LIMIT:
+        raise SizeLimitError(
+            argument=name,
+            expected=f"at most {_LOOP_LIMIT} steps of a loop on a {backend} device in software",
+            got=f"{rounds * (steps + 4)}",
+            hint="such a device ends longer loops in silence; use the cpu backend, or smaller parts",
+        )
