@@ -219,7 +219,7 @@ def _bias_cost(dims: Mapping[str, int]) -> Cost:
     return Cost(bytes=4 * y, flops=y)
 
 
-_COST = "4·(|x| + |y| + |w|) bytes, 2·N·K·Ho·Wo·C/groups·R² operations"
+_COST = "4·(|x| + |y| + |w|) bytes, 2·|y|·C/groups·R² flops"
 
 OPS = (
     Op(
