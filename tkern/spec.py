@@ -103,7 +103,7 @@ class Shape:
 class Op:
     """One op: its public function, its oracle, what to try, what it costs, and what it must not accept.
 
-    ``run``         the public function, called with an input's keyword arguments; a single output it returns alone
+    ``run``         the public function, called with an input's keyword arguments
     ``prepare``     the same plus ``backend`` (and ``out``): returns a :class:`tkern.launch.Launch`, not yet run
     ``oracle``      NumPy, takes ``dtype``; float64 is the truth, float32 the baseline
     ``outputs``     names of what both return, in order; an op of one output returns it bare

@@ -8,7 +8,7 @@ import taichi as ti
 
 from tkern.lang.macros import handle, macro, value, variable
 from tkern.lang.patches_cpu import gather_patches, load_straight, load_turned, save_cells, save_turned
-from tkern.lang.products_cpu import element_at, put_at, vector_at
+from tkern.lang.products_cpu import INDICES, ROWS, element_at, put_at, vector_at
 from tkern.lang.rows import VECTOR_WIDTH as WIDTH
 from tkern.lang.rows_cpu import Vector, load, load_scalar, load_some, store_scalar, tree_sum
 
@@ -19,11 +19,8 @@ _STRIDE = CELLS // WIDTH + 1
 # Taps of a tile: 16 channels of 3 × 3.
 DEPTH = 144
 _DEPTH_STRIDE = DEPTH // WIDTH
-# Rows of the micro-kernel, and what keeps its indices from wrapping: see products_cpu.
-_ROWS = 4
 # With fewer channels on one side than this (depthwise) a micro-kernel would be idle: rows are taken one by one.
 _FEW = 3
-_INDICES = 2**27 - 1
 
 
 @handle
@@ -107,7 +104,7 @@ class _Program:
 
 @macro
 def _whole(rows):
-    return ((rows + (_ROWS - 1)) >> 2) << 2
+    return ((rows + (ROWS - 1)) >> 2) << 2
 
 
 @handle
@@ -213,8 +210,8 @@ class Sums(_Tile):
     @ti.func
     def add_blocks(self, row, a: ti.template(), b: ti.template(), rows, cols, depth):
         for n in range((cols + (WIDTH - 1)) >> 4):
-            for m in range((rows + (_ROWS - 1)) >> 2):
-                _micro_kernel(self, row + m * _ROWS, n, a, m * _ROWS, b, depth)
+            for m in range((rows + (ROWS - 1)) >> 2):
+                _micro_kernel(self, row + m * ROWS, n, a, m * ROWS, b, depth)
 
     @ti.func
     def save(self, images: ti.template(), lattice: ti.template(), rows, cells: ti.template()):
@@ -233,7 +230,7 @@ def _add_row(c: ti.template(), to, a: ti.template(), row, b: ti.template(), n, d
     total = Vector(0.0)
     for k in range(depth):
         x = element_at(a.space, a.at + row * a.stride + (k >> 4), k & (WIDTH - 1))
-        total += vector_at(b.space, (b.at + k * b.step + n) & _INDICES) * x
+        total += vector_at(b.space, (b.at + k * b.step + n) & INDICES) * x
     put_at(c.space, c.at + to, vector_at(c.space, c.at + to) + total)
 
 
@@ -244,7 +241,7 @@ def _add_dot(c: ti.template(), to, a: ti.template(), row, b: ti.template(), col,
     whole = depth >> 4
     total = Vector(0.0)
     for k in range(whole):
-        total += vector_at(a.space, (left + k) & _INDICES) * vector_at(b.space, (right + k) & _INDICES)
+        total += vector_at(a.space, (left + k) & INDICES) * vector_at(b.space, (right + k) & INDICES)
     rest = tree_sum(total)
     for k in range(whole * WIDTH, depth):
         x = element_at(a.space, left + whole, k & (WIDTH - 1))
@@ -260,9 +257,9 @@ def _micro_kernel(c: ti.template(), row, n, a: ti.template(), first, b: ti.templ
     right = b.at + n * b.panel
     whole = depth >> 4
     for k in range(whole):
-        _steps(sums, a, (left + k) & _INDICES, b, (right + k * (WIDTH * b.step)) & _INDICES)
+        _steps(sums, a, (left + k) & INDICES, b, (right + k * (WIDTH * b.step)) & INDICES)
     for k in range(whole * WIDTH, depth):
-        _step(sums, a, (left + whole) & _INDICES, k & (WIDTH - 1), b, (right + k * b.step) & _INDICES)
+        _step(sums, a, (left + whole) & INDICES, k & (WIDTH - 1), b, (right + k * b.step) & INDICES)
     _end(c, c.at + row * c.stride + n, sums)
 
 
@@ -275,7 +272,7 @@ class _Held:
 @macro
 def _begin():
     # From 0, not from what c holds: the error of a sum grows with the length of its chain.
-    return _Held([variable(Vector(0.0)) for _ in range(_ROWS)])
+    return _Held([variable(Vector(0.0)) for _ in range(ROWS)])
 
 
 @macro
@@ -287,12 +284,12 @@ def _steps(sums, a, left, b, right):
 @macro
 def _step(sums, a, left, u, b, right):
     v = variable(vector_at(b.space, right))
-    for i in range(_ROWS):
+    for i in range(ROWS):
         sums.rows[i]._assign(sums.rows[i] + v * value(element_at(a.space, left + i * a.stride, u)))
 
 
 @macro
 def _end(c, to, sums):
-    for i in range(_ROWS):
-        at = value((to + i * c.stride) & _INDICES)
+    for i in range(ROWS):
+        at = value((to + i * c.stride) & INDICES)
         put_at(c.space, at, vector_at(c.space, at) + sums.rows[i])

@@ -8,10 +8,10 @@ from tkern.lang.rows import VECTOR_WIDTH as WIDTH
 from tkern.lang.rows_cpu import Vector
 
 # Rows of the micro-kernel: eight sums of eight floats, two of a row of b and one number of a fill AVX2's registers.
-_ROWS = 4
+ROWS = 4
 # Vectors of an array, 2**27 - 1 at most. An index masked by this is known not to wrap when a step is added to it, so
 # that the step becomes part of the address; else each step costs instructions of its own, and half of the speed.
-_INDICES = 2**27 - 1
+INDICES = 2**27 - 1
 
 
 @macro
@@ -46,8 +46,8 @@ def scores_product(c: ti.template(), a: ti.template(), b: ti.template(), rows, p
     (rounded up to 16): what lies past them in a and b must be 0.
     """
     for n in range(panels):
-        for m in range((rows + (_ROWS - 1)) // _ROWS):
-            first, last = m * _ROWS, m * _ROWS + (_ROWS - 1)
+        for m in range((rows + (ROWS - 1)) // ROWS):
+            first, last = m * ROWS, m * ROWS + (ROWS - 1)
             if n * WIDTH <= last + band.high and n * WIDTH + (WIDTH - 1) >= first + band.low:
                 _micro_kernel(c, a, b, n, m, 0, (depth + (WIDTH - 1)) >> 4, False, False)
 
@@ -76,7 +76,7 @@ def add_product(
 ):
     """c += a·b, or aᵀ·b where ``transposed``; ``a`` is 0 outside of ``band``. Sizes are as in ``scores_product``."""
     steps = (depth + (WIDTH - 1)) >> 4
-    blocks = (rows + (_ROWS - 1)) // _ROWS
+    blocks = (rows + (ROWS - 1)) // ROWS
     low, high = band.low, band.high
     if ti.static(transposed):
         low, high = -band.high, -band.low
@@ -87,8 +87,8 @@ def add_product(
             begin, end = 0, steps
             if not whole:
                 # The steps of the sum in which one of these rows has a part.
-                begin = ti.max(m * _ROWS + low, 0) >> 4
-                end = ti.min(steps, (m * _ROWS + (_ROWS - 1) + high + WIDTH) >> 4)
+                begin = ti.max(m * ROWS + low, 0) >> 4
+                end = ti.min(steps, (m * ROWS + (ROWS - 1) + high + WIDTH) >> 4)
             _micro_kernel(c, a, b, n, m, begin, end, transposed, True)
 
 
@@ -122,17 +122,17 @@ def _micro_kernel(
     transposed: ti.template(),
     add: ti.template(),
 ):
-    to = (c.at + n * c.rows + m * _ROWS) & _INDICES
+    to = (c.at + n * c.rows + m * ROWS) & INDICES
     sums = _begin()
     for k in range(begin, end):
-        right = (b.at + n * b.rows + k * WIDTH) & _INDICES
+        right = (b.at + n * b.rows + k * WIDTH) & INDICES
         if ti.static(transposed):
             # Rows of a are the sum's steps, its columns the rows of c.
-            left = (a.at + (m >> 2) * a.rows + k * WIDTH) & _INDICES
-            first = (m & 3) * _ROWS
+            left = (a.at + (m >> 2) * a.rows + k * WIDTH) & INDICES
+            first = (m & 3) * ROWS
             _steps_transposed(sums, a.space, left, first, b.space, right)
         else:
-            left = (a.at + k * a.rows + m * _ROWS) & _INDICES
+            left = (a.at + k * a.rows + m * ROWS) & INDICES
             _steps(sums, a.space, left, b.space, right)
     _end(c.space, to, sums, add)
 
@@ -146,14 +146,14 @@ class _Sums:
 @macro
 def _begin():
     # From 0, not from what c holds: the error of a sum grows with the length of its chain.
-    return _Sums([variable(Vector(0.0)) for _ in range(_ROWS)])
+    return _Sums([variable(Vector(0.0)) for _ in range(ROWS)])
 
 
 @macro
 def _steps(sums, a, left, b, right):
     for u in range(WIDTH):
         v = variable(vector_at(b, right + u))
-        for i in range(_ROWS):
+        for i in range(ROWS):
             sums.rows[i]._assign(sums.rows[i] + v * value(element_at(a, left + i, u)))
 
 
@@ -161,11 +161,11 @@ def _steps(sums, a, left, b, right):
 def _steps_transposed(sums, a, left, first, b, right):
     for u in range(WIDTH):
         v = variable(vector_at(b, right + u))
-        for i in range(_ROWS):
+        for i in range(ROWS):
             sums.rows[i]._assign(sums.rows[i] + v * value(element_at(a, left + u, first + i)))
 
 
 @macro
 def _end(space, to, sums, add):
-    for i in range(_ROWS):
+    for i in range(ROWS):
         put_at(space, to + i, vector_at(space, to + i) + sums.rows[i] if add else sums.rows[i])

@@ -1,7 +1,7 @@
 """Words for kernels that work on tiles of a matrix of scores, one row a query and one column a key (attention).
 
 On a CPU (:mod:`tkern.lang.tiles_cpu`) a tile is 112 × 112 scores with their operands in the workspace of the running
-thread, and products are a micro-kernel; operands that are read again and again are packed first. On a GPU
+thread, and products are a micro-kernel; operands that are read again and again are kept there, packed. On a GPU
 (:mod:`tkern.lang.tiles_gpu`) a program is a workgroup, scores and sums lie in the registers of its lanes, and operands
 pass through shared memory; an op gives the sizes of its tiles.
 
@@ -12,14 +12,15 @@ pass through shared memory; an op gives the sizes of its tiles.
                             columns of sums; its number is ``p.id``, if it ``p.is_one_of(programs)``
 ``p.share(n)``, ``p.own(step)``  the steps of a loop over n that the lanes of a program share, and this lane's number
 ``x = p.tile(rows, cols)``  an operand; ``x.load(a, start, stride, skip, count, cols)`` fills it from rows of ``a``
-``p.packed(rows, cols)``    an operand that a launch before has packed, by ``t.packed(a, start, rows, cols)``;
-                            ``p.packed_sums(rows, cols, out)`` are sums in that form, and ``x.gather`` adds up several
+``p.kept(rows, cols, places)``  operands that are read again and again: ``x.keep(place, …)`` fills one of ``places``
+                            of the first ``p.keeps(places)``, ``x.take(place, …)`` makes it the operand; arguments of
+                            both as of ``load`` and ``hide``. ``p.kept_sums(rows, cols, places, out)`` are sums likewise
 ``x.hide(seen, start, count)``      set rows to 0 where ``seen`` is 0, whatever is in them
 ``y = p.right(x, cols)``, ``y.turn(x)``  x as the right operand of ``s.along(q, y, cols, band)``: s = q·xᵀ;
                             ``band`` says what the position hides, which need not be computed
 ``s = p.scores(rows, cols)``  a tile of scores
-``o = p.sums(rows, cols)``  a sum of products, ``o.clear``, ``o.save``: ``o.add_down(s, x)`` adds s·x,
-                            ``o.add_across(s, x)`` adds sᵀ·x
+``o = p.sums(rows, cols)``  a sum of products, ``o.clear`` (or ``o.resume``, from what was saved), ``o.save``:
+                            ``o.add_down(s, x)`` adds s·x, ``o.add_across(s, x)`` adds sᵀ·x
 ``s.weigh(f, …)``, ``s.differentiate(ds, f, …)``  what the op's own ``f`` makes of each score (and its gradient), given
                             its row (``f.row(i)``) and columns
 ``r = p.running(rows)``     running maxima and sums of rows of scores: ``r.begin``, ``r.follow``, ``r.end``, ``r.total``

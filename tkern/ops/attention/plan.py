@@ -13,10 +13,10 @@ import os
 from types import SimpleNamespace
 from typing import Any
 
-from tkern import arrays, runtime
-from tkern.errors import SizeLimitError
+from tkern import arrays
 from tkern.fours import as_fours
 from tkern.launch import Group, Launch
+from tkern.loops import refuse_long_loops
 from tkern.ops.attention.options import Inputs, Options
 from tkern.ops.attention.sizes import sizes_for
 
@@ -26,10 +26,6 @@ __all__ = ["Work"]
 _MOST_PARTS_BYTES = 32 * 2**20
 # What the programs of a CPU keep of q, dout and dq at one time takes at most this much, if one tile each is not more.
 _KEPT_BYTES = 32 * 2**20
-# A Vulkan device in software (Mesa's) ends a lane's loops, silently, after so many steps in all.
-_LOOP_LIMIT = 65535
-# Threads of a launch whose number of programs is known only at run time, on Vulkan and Metal.
-_VULKAN_THREADS = 131072
 
 
 class Work:
@@ -306,7 +302,7 @@ def _wants(wanted: dict[str, Any], together: bool) -> dict[str, int]:
 
 def _refuse_long_loops(inputs: Inputs, options: Options, backend: str, words: Any) -> None:
     """Refuse sizes at which a Vulkan device in software would end a lane's loops before they are done."""
-    if backend == "cpu" or not runtime.backend(backend).in_software:
+    if backend == "cpu":
         return
     query_tiles, key_tiles = -(-inputs.queries // words.queries), -(-inputs.keys // words.keys)
     group = inputs.heads // inputs.kv_heads
@@ -321,15 +317,9 @@ def _refuse_long_loops(inputs: Inputs, options: Options, backend: str, words: An
     # A workgroup takes several programs where there are more than a launch has threads.
     tiles = group * query_tiles if query_tiles > key_tiles else key_tiles
     chunks = -(-max(inputs.dim, inputs.value_dim) // words.width)
-    rounds = -(-inputs.batch * inputs.heads * tiles * chunks * words.lanes // _VULKAN_THREADS)
-    steps = rounds * pairs * (streamed + added + 4)
-    if steps > _LOOP_LIMIT:
-        raise SizeLimitError(
-            argument="q",
-            expected=f"at most {_LOOP_LIMIT} steps of a loop on a {backend} device in software",
-            got=f"{steps}",
-            hint="such a device ends longer loops in silence; use the cpu backend, or shorter sequences",
-        )
+    threads = inputs.batch * inputs.heads * tiles * chunks * words.lanes
+    steps = pairs * (streamed + added + 4)
+    refuse_long_loops("q", backend, threads=threads, steps=steps, instead="shorter sequences")
 
 
 def _own(count: int, backend: str) -> Any:

@@ -18,9 +18,9 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from tkern import arrays, runtime
-from tkern.errors import SizeLimitError
+from tkern import arrays
 from tkern.launch import Group, Launch
+from tkern.loops import refuse_long_loops
 from tkern.ops.conv2d.geometry import Geometry
 
 __all__ = ["add_im2col", "add_image", "add_input", "add_weight", "simplified"]
@@ -44,10 +44,6 @@ _IMAGE_PROGRAMS = 256
 _MOST_PARTIAL = 2**22
 # Floats of weights that are arranged at a time (16 MiB).
 _MOST_WEIGHTS = 2**22
-# A Vulkan device in software (Mesa's) ends a lane's loops, silently, after so many steps in all.
-_LOOP_LIMIT = 65535
-# Threads of a launch whose number of programs is known only at run time, on Vulkan and Metal.
-_VULKAN_THREADS = 131072
 
 
 def simplified(g: Geometry) -> Geometry:
@@ -127,12 +123,9 @@ def add_weight(launch: Launch, g: Geometry, x: Any, dy: Any, dweight: Any, backe
     cell_step = -(-spans // slices) * words.span
     slices = -(-g.cells // cell_step)
     programs = whole * slices
-    _refuse_long_loops("x", programs, min(cell_step, g.cells), backend)
+    refuse_long_loops("x", backend, threads=programs, steps=min(cell_step, g.cells) + 4, instead="smaller parts")
     numbers = {
-        **_numbers(g), "channels": g.channels, "made": g.outs, "all_made": g.outs,
-        "height": g.size[0], "width": g.size[1], "made_height": g.out[0], "made_width": g.out[1],
-        "stride_h": g.stride[0], "stride_w": g.stride[1], "pad_h": g.before[0], "pad_w": g.before[1],
-        "dilation_h": g.dilation[0], "dilation_w": g.dilation[1],
+        **_window(g), "made": g.outs, "all_made": g.outs,
         "total": math.prod(g.x_shape), "other_total": math.prod(g.y_shape),
         **parts, "cell_step": cell_step, "size": size,
     }  # fmt: skip
@@ -154,16 +147,13 @@ def add_im2col(launch: Launch, g: Geometry, x: Any, cols: Any, backend: str) -> 
     row_step = min(g.taps, words.depth if backend == "cpu" else 1)
     parts = -(-g.taps // row_step)
     numbers = {
-        **_numbers(g), "channels": g.channels, "made": 1, "all_made": 1,
-        "height": g.size[0], "width": g.size[1], "made_height": g.out[0], "made_width": g.out[1],
-        "stride_h": g.stride[0], "stride_w": g.stride[1], "pad_h": g.before[0], "pad_w": g.before[1],
-        "dilation_h": g.dilation[0], "dilation_w": g.dilation[1], "total": math.prod(g.x_shape),
+        **_window(g), "made": 1, "all_made": 1, "total": math.prod(g.x_shape),
         "row_parts": parts, "row_step": row_step, "cell_step": words.cells,
     }  # fmt: skip
     size = 16 + words.patch_vectors if backend == "cpu" else 0
     numbers["size"] = size
     programs = parts * -(-g.cells // words.cells)
-    _refuse_long_loops("x", programs, 1, backend)
+    refuse_long_loops("x", backend, threads=programs, steps=5, instead="smaller parts")
     launch.add(compiled(kernel.im2col, words), x, cols, _space(size, backend), _group(numbers), programs)
 
 
@@ -196,7 +186,7 @@ def _add_convolve(
     }  # fmt: skip
     programs = n["phases_h"] * n["phases_w"] * n["launch_groups"] * n["row_parts"] * n["cell_parts"]
     terms = n["channels"] * (1 + n["kernel_h"] * (1 + n["kernel_w"]))
-    _refuse_long_loops("weight", programs, terms, backend)
+    refuse_long_loops("weight", backend, threads=programs, steps=terms + 4, instead="smaller parts")
     launch.add(compiled(kernel.convolve, words), a, weight, bias, out, _space(size, backend), _group(n), programs)
 
 
@@ -230,6 +220,16 @@ def _numbers(g: Geometry) -> dict[str, int]:
     }  # fmt: skip
 
 
+def _window(g: Geometry) -> dict[str, int]:
+    """Return the numbers of a launch that looks at x through the window, forward, at each cell of y."""
+    return {
+        **_numbers(g), "channels": g.channels,
+        "height": g.size[0], "width": g.size[1], "made_height": g.out[0], "made_width": g.out[1],
+        "stride_h": g.stride[0], "stride_w": g.stride[1], "pad_h": g.before[0], "pad_w": g.before[1],
+        "dilation_h": g.dilation[0], "dilation_w": g.dilation[1],
+    }  # fmt: skip
+
+
 def _group(numbers: dict[str, int]) -> Group:
     from tkern.ops.conv2d.places import Numbers
 
@@ -242,17 +242,3 @@ def _threads() -> int:
 
 def _space(size: int, backend: str) -> Any:
     return arrays.workspace(16 * size * _threads(), backend) if backend == "cpu" else arrays.zeros(1, backend)
-
-
-def _refuse_long_loops(name: str, programs: int, steps: int, backend: str) -> None:
-    """Refuse sizes at which a Vulkan device in software would end a lane's loops before they are done."""
-    if backend == "cpu" or not runtime.backend(backend).in_software:
-        return
-    rounds = -(-programs // _VULKAN_THREADS)
-    if rounds * (steps + 4) > _LOOP_LIMIT:
-        raise SizeLimitError(
-            argument=name,
-            expected=f"at most {_LOOP_LIMIT} steps of a loop on a {backend} device in software",
-            got=f"{rounds * (steps + 4)}",
-            hint="such a device ends longer loops in silence; use the cpu backend, or smaller parts",
-        )
