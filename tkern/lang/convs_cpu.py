@@ -44,7 +44,7 @@ class CpuConvs:
 
     @macro
     def program(self, i, space, size):
-        return _Program(i, space, value(ti.global_thread_idx() * size))
+        return _Program(i, space, size)
 
     @macro
     def scalar(self, a, at):
@@ -57,10 +57,12 @@ class CpuConvs:
 
 @handle
 class _Program:
-    def __init__(self, i, space, base):
+    def __init__(self, i, space, size):
         self.id = i
         self.space = space
-        self.base = base
+        self.base = base = value(ti.global_thread_idx() * size)
+        # 1.0, known at run time only: see turn_block.
+        self.one = value(ti.cast(size > 0, ti.f32))
         # Room for a block of 16 × 16 floats on its way to its transpose.
         self.scratch = base
         self.used = WIDTH
@@ -112,6 +114,7 @@ class _Tile:
     def __init__(self, program, at, stride):
         self.space = program.space
         self.scratch = program.scratch
+        self.one = program.one
         self.at = at
         # Vectors from one row to the next.
         self.stride = stride

@@ -169,7 +169,7 @@ def load_turned(tile: ti.template(), images: ti.template(), channels, cells: ti.
                 to = tile.at + n * tile.stride + done + b * WIDTH
                 x = source + b * WIDTH
                 if x + ti.min(last, WIDTH - 1) * area + WIDTH <= images.total:
-                    _turn_channels(images.array, x, area, last, tile.space, to)
+                    _turn_channels(images.array, x, area, last, tile.space, to, images.one)
                 else:
                     for r in range(ti.min(WIDTH, last + 1)):
                         for u in range(ti.min(WIDTH, length - b * WIDTH)):
@@ -180,8 +180,8 @@ def load_turned(tile: ti.template(), images: ti.template(), channels, cells: ti.
 
 
 @macro
-def _turn_channels(a, at, area, last, space, to):
-    turn_block(a, lambda r: at + ti.min(r, last) * area, space, to)
+def _turn_channels(a, at, area, last, space, to, one):
+    turn_block(a, lambda r: at + ti.min(r, last) * area, space, to, one)
 
 
 @ti.func
@@ -219,7 +219,7 @@ def save_turned(tile: ti.template(), out: ti.template(), start, stride, rows, co
 
 @macro
 def _turn_tile(tile, at, last):
-    turn_block(tile.space, lambda r: at + ti.min(r, last) * (tile.stride * WIDTH), tile.space, tile.scratch)
+    turn_block(tile.space, lambda r: at + ti.min(r, last) * (tile.stride * WIDTH), tile.space, tile.scratch, tile.one)
 
 
 @ti.func
