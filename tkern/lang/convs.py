@@ -11,7 +11,7 @@ at 192 cells at a time, so the matrix of all patches is never there; products ar
                             ``p.is_one_of(programs)``
 ``x = p.patches()``         taps at cells; ``x.gather(images, rows, columns, cells, first, count)`` takes ``count`` taps
                             from ``first`` on of a window over images (:mod:`tkern.lang.taps`)
-``w = p.weights(rows)``     weights, an output a row; ``w.load(a, start, stride, total, rows, count)``
+``w = p.weights(rows)``     weights, an output a row; ``w.load(a, start, term, stride, total, rows, count)``
 ``y = p.turned(cols)``      channels at cells; ``y.load(images, channels, cells)``
 ``s = p.sums(rows)``        sums of rows at the cells of a tile, ``s.begin``; ``s.add(0, w, x, rows, cells, taps)``
                             adds w·x
@@ -36,3 +36,11 @@ def conv_words(backend: str) -> Any:
     from tkern.lang.convs_gpu import GpuConvs
 
     return GpuConvs()
+
+
+@lru_cache(maxsize=None)
+def image_words() -> Any:
+    """Return the words of a CPU where the lanes of a vector are images."""
+    from tkern.lang.convs_images_cpu import CpuImageConvs
+
+    return CpuImageConvs()

@@ -54,6 +54,11 @@ class CpuConvs:
     def put_scalar(self, a, at, v):
         store_scalar(a, at, v)
 
+    @macro
+    def weight_at(self, row, channels, channel, tap, taps):
+        """Return where a weight lies: row by row, a channel's taps side by side."""
+        return value((row * channels + channel) * taps + tap)
+
 
 @handle
 class _Program:
@@ -146,11 +151,14 @@ class Weights(_Tile):
     """Weights, an output a row."""
 
     @ti.func
-    def load(self, a: ti.template(), start, stride, total, rows, count):
-        """Fill from ``rows`` of ``count`` floats of ``a``, which has ``total``, rows ``stride`` floats apart."""
+    def load(self, a: ti.template(), start, term, stride, total, rows, count):
+        """Fill with ``count`` floats from ``term`` on of ``rows`` of ``a``, which has ``total`` floats.
+
+        The first row begins at float ``start``, the others ``stride`` floats apart.
+        """
         for r in range(rows):
             for b in range((count + (WIDTH - 1)) >> 4):
-                at = start + r * stride + b * WIDTH
+                at = start + term + r * stride + b * WIDTH
                 v = Vector(0.0)
                 if at + WIDTH <= total:
                     v = load(a, at)

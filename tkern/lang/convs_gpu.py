@@ -37,6 +37,11 @@ class GpuConvs:
     def put_scalar(self, a, at, v):
         put(a, at, v)
 
+    @macro
+    def weight_at(self, row, channels, channel, tap, taps):
+        """Return where a weight lies: row by row, a channel's taps side by side."""
+        return value((row * channels + channel) * taps + tap)
+
 
 @handle
 class _Program:
@@ -102,8 +107,8 @@ class _Patches:
 
 @handle
 class _Weights:
-    def load(self, a, start, stride, total, rows, count):
-        self.array, self.start = a, start
+    def load(self, a, start, term, stride, total, rows, count):
+        self.array, self.start = a, start + term
 
     load = macro(load)
 

@@ -44,17 +44,19 @@ class Axis:
 class Images:
     """Channels of images in an array of ``total`` floats.
 
-    The first channel of the first image begins at float ``start``; a channel has ``area`` floats, an image ``image``.
+    The first channel of the first of ``count`` images begins at float ``start``; a channel has ``area`` floats, an
+    image ``image``.
     ``one`` is 1.0, known at run time only: LLVM copies what is multiplied by it 8 floats at a time, else one by one.
     """
 
-    def __init__(self, array, start, image, area, total, one):
+    def __init__(self, array, start, image, area, total, one, count):
         self.array = array
         self.start = start
         self.image = image
         self.area = area
         self.total = total
         self.one = one
+        self.count = count
 
 
 @handle

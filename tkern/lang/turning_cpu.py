@@ -15,18 +15,18 @@ _EIGHT = 8
 
 
 @macro
-def turn_block(a, starts, space, to, one):
-    """Write the transpose of 16 × 16 floats to vectors ``to`` … of ``space``; row r begins at float ``starts(r)``.
+def turn_block(a, starts, space, to, one, step=1):
+    """Write the transpose of 16 × 16 floats to vectors of ``space``, ``to`` and every ``step``-th from there.
 
-    ``one`` is 1.0, known at run time only: what is multiplied by it LLVM keeps in registers, else it moves each float
-    by itself, four times as slowly.
+    Row r begins at float ``starts(r)``. ``one`` is 1.0, known at run time only: what is multiplied by it LLVM keeps in
+    registers, else it moves each float by itself, four times as slowly.
     """
     for top in (0, _EIGHT):
         for side in (0, _EIGHT):
             rows = [variable(_load(a, value(starts(top + r) + side)) * one) for r in range(_EIGHT)]
             for c, column in enumerate(_turned(rows)):
                 for k in range(_EIGHT):
-                    element_at(space, to + side + c, top + k)._assign(_lane(column, k))
+                    element_at(space, to + (side + c) * step, top + k)._assign(_lane(column, k))
 
 
 @macro

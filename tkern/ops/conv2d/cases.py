@@ -58,10 +58,18 @@ _GEOMETRIES: tuple[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]],
     ("large padding", (2, 2, 3, 4), (3, 2, 2, 2), {"padding": 5}),
     ("many channels", (2, 40, 5, 6), (37, 40, 3, 3), {"padding": 1}),
     ("few channels, large kernel", (2, 3, 23, 26), (18, 3, 7, 7), {"stride": 2, "padding": 3}),
+    ("images in sixteens, one missing", (31, 4, 7, 9), (16, 4, 3, 3), {"padding": 1}),
+    (
+        "images in sixteens, groups, dilation",
+        (16, 8, 6, 21),
+        (32, 4, 3, 2),
+        {"groups": 2, "padding": ((3, 1), (0, 2)), "dilation": (2, 1)},
+    ),
     ("empty batch", (0, 3, 6, 6), (4, 3, 3, 3), {"padding": 1}),
 )
 _LARGE_GEOMETRIES: tuple[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] = (
     ("7×7 images, 300 channels", (5, 300, 7, 7), (270, 300, 3, 3), {"padding": 1}),
+    ("images in sixteens, 72 channels", (16, 72, 13, 14), (32, 72, 3, 3), {"padding": 1}),
     ("stem", (2, 3, 112, 112), (64, 3, 7, 7), {"stride": 2, "padding": 3}),
     ("a wide image", (1, 2, 3, 20011), (3, 2, 2, 5), {"padding": (0, 2)}),
 )

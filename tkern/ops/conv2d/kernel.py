@@ -17,6 +17,8 @@ import taichi as ti
 from tkern.lang.taps import Cells
 from tkern.ops.conv2d.places import Numbers, Part, WeightPart, before, made_images, read_images, taps_from, window
 
+_STRETCH = 64
+
 
 def convolve(t):
     """Build an image from sums over the patches of another: y from x, or dx from dy."""
@@ -40,7 +42,7 @@ def convolve(t):
                         term = step * n.depth
                         terms = ti.min(n.depth, at.terms - term)
                         patches.gather(images, at.vertical, at.horizontal, cells, term, terms)
-                        weights.load(weight, at.weight + term, at.terms, n.other_total, at.rows, terms)
+                        weights.load(weight, at.weight, term, at.terms, n.other_total, at.rows, terms)
                         sums.add(0, weights, patches, at.rows, cells.count, terms)
                     sums.save(made_images(n, out, at.group, at.row, 0), at.lattice, at.rows, cells)
 
@@ -126,9 +128,9 @@ def im2col(t):
 
 
 def arrange(t):
-    """Build the weights as dx meets them: those of a phase together, for each of its channels a row of (k, r, s).
+    """Build the weights as dx meets them: those of a phase together, for each of its channels a row of taps of all k.
 
-    A program arranges the weights of one input channel of a group.
+    A program arranges the weights of a few input channels of a group.
     """
 
     @ti.kernel
@@ -138,20 +140,27 @@ def arrange(t):
             p = t.program(thread, out, n.size)
             if p.is_one_of(programs):
                 area = n.kernel_h * n.kernel_w
-                group = p.id // n.made
-                c = p.id - group * n.made
-                first = ((n.done_groups + group) * n.channels * n.all_made + n.done_made + c) * area
-                for r in range(n.kernel_h):
-                    for s in range(n.kernel_w):
-                        i, j = r // n.every_h, s // n.every_w
-                        r0, s0 = r - i * n.every_h, s - j * n.every_w
-                        taps_h, taps_w = taps_from(r0, n.every_h, n.kernel_h), taps_from(s0, n.every_w, n.kernel_w)
-                        phases = before(r0, n.every_h, n.kernel_h) * n.kernel_w
-                        phases += taps_h * before(s0, n.every_w, n.kernel_w)
-                        to = (group * area + phases) * n.made * n.channels + (c * n.channels * taps_h + i) * taps_w + j
-                        source = first + r * n.kernel_w + s
-                        for k in range(n.channels):
-                            x = t.scalar(weight, source + k * n.all_made * area)
-                            t.put_scalar(out, to + k * taps_h * taps_w, x)
+                group = p.id // n.row_parts
+                c0 = (p.id - group * n.row_parts) * n.row_step
+                c1 = ti.min(c0 + n.row_step, n.made)
+                first = (n.done_groups + group) * n.channels * n.all_made + n.done_made
+                # In stretches of outputs: the taps of one lie side by side, and are in the cache still for each.
+                for stretch in range((n.channels + (_STRETCH - 1)) // _STRETCH):
+                    k0 = stretch * _STRETCH
+                    k1 = ti.min(k0 + _STRETCH, n.channels)
+                    for r in range(n.kernel_h):
+                        for s in range(n.kernel_w):
+                            i, j = r // n.every_h, s // n.every_w
+                            r0, s0 = r - i * n.every_h, s - j * n.every_w
+                            taps_h, taps_w = taps_from(r0, n.every_h, n.kernel_h), taps_from(s0, n.every_w, n.kernel_w)
+                            phases = before(r0, n.every_h, n.kernel_h) * n.kernel_w
+                            phases += taps_h * before(s0, n.every_w, n.kernel_w)
+                            taps, tap = taps_h * taps_w, i * taps_w + j
+                            to = (group * area + phases) * n.made * n.channels
+                            for c in range(c0, c1):
+                                source = (first + c) * area + r * n.kernel_w + s
+                                for k in range(k0, k1):
+                                    x = t.scalar(weight, source + k * n.all_made * area)
+                                    t.put_scalar(out, to + t.weight_at(c, n.channels, k, tap, taps), x)
 
     return conv2d_arrange

@@ -6,8 +6,9 @@ from tkern.lang.macros import handle, macro, value
 from tkern.lang.taps import Axis, Images, Lattice
 
 _INTEGERS = (
-    # Sizes: images, groups, channels read and made for each group, the image read and the one made, the kernel.
-    "batch", "groups", "channels", "made", "all_made", "height", "width", "made_height", "made_width",
+    # Sizes: images (``batch`` counts them as the words do, one by one or in sixteens), groups, channels read and made
+    # for each group, the image read and the one made, the kernel.
+    "images", "batch", "groups", "channels", "made", "all_made", "height", "width", "made_height", "made_width",
     "kernel_h", "kernel_w",
     # Source row of tap r at row h that is made: (h·stride + pad − r·dilation) / up, where that is whole.
     "up_h", "up_w", "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "every_h", "every_w",
@@ -121,7 +122,9 @@ def window(n):
 def read_images(n, array, group):
     """Return the images that are read, from the first channel of ``group`` on."""
     area = value(n.height * n.width)
-    return Images(array, value(group * n.channels * area), value(n.groups * n.channels * area), area, n.total, _one(n))
+    return Images(
+        array, value(group * n.channels * area), value(n.groups * n.channels * area), area, n.total, _one(n), n.images
+    )
 
 
 @macro
@@ -129,7 +132,7 @@ def made_images(n, array, group, row, total):
     """Return the images on the other side, from channel ``row`` of ``group`` on."""
     area = value(n.made_height * n.made_width)
     first = value(group * n.all_made + n.done_made + row)
-    return Images(array, value(first * area), value(n.groups * n.all_made * area), area, total, _one(n))
+    return Images(array, value(first * area), value(n.groups * n.all_made * area), area, total, _one(n), n.images)
 
 
 @macro

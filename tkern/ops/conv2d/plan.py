@@ -5,6 +5,8 @@ The choice between kernels is made here, in :func:`simplified` and the functions
 - A 1 × 1 kernel with stride 1 and no padding is a plain product: its images are taken as one long row each, so that
   what is gathered is copied from end to end.
 - Images and kernels one column wide are turned on their side: their rows are then what lies side by side in memory.
+- On a CPU, dx of 3 × 3 kernels and the like, with stride 1, a multiple of 16 outputs and of 16 images: images are the
+  lanes of vectors, so nothing is gathered (:mod:`tkern.lang.convs_images_cpu`).
 - Everything else gathers patches tile by tile into the workspace of a thread, few channels or many: a tile's taps are
   numbered over channels and kernel alike, so 3 channels of 7 × 7 fill it as well as 16 of 3 × 3.
 
@@ -33,6 +35,9 @@ _MOST_ROWS = 128
 # With so few, or fewer, gathering is most of the work: then so many taps at a time, which fit the first cache.
 _FEW_ROWS = 16
 _SHORT = 32
+# Where images are the lanes: channels that a program makes, and cells that it reads (256 KiB).
+_IMAGE_ROWS = 64
+_MOST_READ = 256
 # Likewise for the gradient of weights: channels of dy, and vectors of sums.
 _MOST_COLS = 256
 _MOST_SUMS = 6912
@@ -42,6 +47,8 @@ _GPU_PROGRAMS = 2**16
 # Programs that make an image, about, if there is enough to do for so many.
 _IMAGE_PROGRAMS = 256
 _MOST_PARTIAL = 2**22
+# Channels of x whose weights a program arranges: more, and memory is walked in longer pieces.
+_ARRANGED = 8
 # Floats of weights that are arranged at a time (16 MiB).
 _MOST_WEIGHTS = 2**22
 
@@ -75,7 +82,7 @@ def add_image(launch: Launch, g: Geometry, x: Any, weight: Any, bias: Any, y: An
 def add_input(launch: Launch, g: Geometry, dy: Any, weight: Any, dx: Any, backend: str) -> None:
     """Add what makes dx of dy, a convolution of dy for each phase; many channels are made part by part."""
     from tkern.lang import compiled
-    from tkern.lang.convs import conv_words
+    from tkern.lang.convs import conv_words, image_words
     from tkern.ops.conv2d import kernel
 
     up, dilation = g.stride, g.dilation
@@ -83,7 +90,10 @@ def add_input(launch: Launch, g: Geometry, dy: Any, weight: Any, dx: Any, backen
     row = g.outs * math.prod(g.kernel)
     groups = min(g.groups, max(1, _MOST_WEIGHTS // (row * g.channels)))
     rows = min(g.channels, max(1, _MOST_WEIGHTS // row)) if groups == 1 else g.channels
-    words = conv_words(backend)
+    by_images = _by_images(g, backend)
+    if by_images and rows < g.channels:
+        rows = max(4, rows // 4 * 4)
+    words = image_words() if by_images else conv_words(backend)
     arranged = arrays.workspace(groups * rows * row, backend)
     nothing = arrays.zeros(1, backend)
     for done_groups in range(0, g.groups, groups):
@@ -99,8 +109,13 @@ def add_input(launch: Launch, g: Geometry, dy: Any, weight: Any, dx: Any, backen
                 "launch_groups": here, "done_groups": done_groups, "done_made": done,
                 "total": math.prod(g.y_shape), "other_total": here * made * row,
             }  # fmt: skip
-            launch.add(compiled(kernel.arrange, words), weight, arranged, _group(numbers), here * made)
-            _add_convolve(launch, numbers, dy, arranged, nothing, dx, backend)
+            part = _ARRANGED if backend == "cpu" else 1
+            split = {**numbers, "row_step": part, "row_parts": -(-made // part)}
+            launch.add(compiled(kernel.arrange, words), weight, arranged, _group(split), here * split["row_parts"])
+            if by_images:
+                _add_by_images(launch, g, numbers, dy, arranged, nothing, dx)
+            else:
+                _add_convolve(launch, numbers, dy, arranged, nothing, dx, backend)
 
 
 def add_weight(launch: Launch, g: Geometry, x: Any, dy: Any, dweight: Any, backend: str) -> None:
@@ -190,6 +205,59 @@ def _add_convolve(
     launch.add(compiled(kernel.convolve, words), a, weight, bias, out, _space(size, backend), _group(n), programs)
 
 
+def _by_images(g: Geometry, backend: str) -> bool:
+    """Return whether dx is made with images as the lanes of vectors (see tkern.lang.convs_images_cpu)."""
+    if backend != "cpu" or g.stride != (1, 1) or g.outs % 16 or g.channels % 4 or not 4 <= math.prod(g.kernel) <= 9:
+        return False
+    # Lanes without an image work for nothing.
+    if -g.batch % 16 > g.batch // 8:
+        return False
+    lines = _image_lines(g)
+    return lines > 0 and _image_size(g, lines, _IMAGE_ROWS) * _threads() <= _MOST_SPACE
+
+
+def _image_lines(g: Geometry) -> int:
+    """Return how many lines of dx a program makes: as many as there is room for, and divide its height; 0 if none."""
+    from tkern.lang.convs_images_cpu import CELLS
+
+    height, width = g.size
+    for lines in range(min(height, CELLS // width), 0, -1):
+        if height % lines == 0 and _image_cells(g, lines) <= _MOST_READ:
+            return lines
+    return 0
+
+
+def _image_cells(g: Geometry, lines: int) -> int:
+    """Return how many cells of dy ``lines`` of dx are made from, at most."""
+    return min(lines + g.dilation[0] * (g.kernel[0] - 1), g.out[0]) * g.out[1]
+
+
+def _image_size(g: Geometry, lines: int, rows: int) -> int:
+    """Return the vectors of a workspace: a block to turn, what is read (a block more, for its end), and sums."""
+    from tkern.lang.convs_images_cpu import CpuImageConvs
+
+    return 16 + 16 * (_image_cells(g, lines) + 16) + rows * CpuImageConvs.row_vectors
+
+
+def _add_by_images(
+    launch: Launch, g: Geometry, numbers: dict[str, int], dy: Any, weight: Any, bias: Any, dx: Any
+) -> None:
+    from tkern.lang import compiled
+    from tkern.lang.convs import image_words
+    from tkern.ops.conv2d import kernel
+
+    words, n = image_words(), numbers
+    groups, lines = -(-g.batch // 16), _image_lines(g)
+    row_step = _even(n["made"], _IMAGE_ROWS, 4)
+    size = _image_size(g, lines, row_step)
+    n = {
+        **n, "batch": groups, "row_parts": -(-n["made"] // row_step), "row_step": row_step, "size": size,
+        "cell_parts": groups * g.size[0] // lines, "cell_step": lines * g.size[1], "depth": 16 * math.prod(g.kernel),
+    }  # fmt: skip
+    programs = n["launch_groups"] * n["row_parts"] * n["cell_parts"]
+    launch.add(compiled(kernel.convolve, words), dy, weight, bias, dx, _space(size, "cpu"), _group(n), programs)
+
+
 def _weight_tile(g: Geometry, words: Any, backend: str) -> tuple[int, int, int]:
     """Return the taps and channels of dy that a program sums at most, and the vectors of its workspace."""
     if backend != "cpu":
@@ -215,7 +283,7 @@ def _numbers(g: Geometry) -> dict[str, int]:
     zeros = ("depth", "done_groups", "done_made", "total", "other_total", "size", "bias_step")
     return {
         **dict.fromkeys(ones, 1), **dict.fromkeys(parts, 1), **dict.fromkeys(zeros, 0),
-        "batch": g.batch, "groups": g.groups, "launch_groups": g.groups,
+        "images": g.batch, "batch": g.batch, "groups": g.groups, "launch_groups": g.groups,
         "kernel_h": g.kernel[0], "kernel_w": g.kernel[1],
     }  # fmt: skip
 
