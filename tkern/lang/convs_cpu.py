@@ -6,9 +6,19 @@ A tile's row holds a tap (or a channel) at neighbouring cells. Patches serve as 
 
 import taichi as ti
 
-from tkern.lang.macros import handle, macro, value, variable
+from tkern.lang.macros import handle, macro, value
 from tkern.lang.patches_cpu import gather_patches, load_straight, load_turned, save_cells, save_turned
-from tkern.lang.products_cpu import INDICES, ROWS, element_at, put_at, vector_at
+from tkern.lang.products_cpu import (
+    INDICES,
+    ROWS,
+    add_step,
+    add_steps,
+    begin_block,
+    element_at,
+    end_block,
+    put_at,
+    vector_at,
+)
 from tkern.lang.rows import VECTOR_WIDTH as WIDTH
 from tkern.lang.rows_cpu import Vector, load, load_scalar, load_some, store_scalar, tree_sum
 
@@ -263,44 +273,14 @@ def _add_dot(c: ti.template(), to, a: ti.template(), row, b: ti.template(), col,
 
 @ti.func
 def _micro_kernel(c: ti.template(), row, n, a: ti.template(), first, b: ti.template(), depth):
-    sums = _begin()
+    sums = begin_block()
     left = a.at + first * a.stride
     right = b.at + n * b.panel
     whole = depth >> 4
     for k in range(whole):
-        _steps(sums, a, (left + k) & INDICES, b, (right + k * (WIDTH * b.step)) & INDICES)
+        at = (right + k * (WIDTH * b.step)) & INDICES
+        add_steps(sums, a.space, (left + k) & INDICES, b.space, at, a.stride, b.step)
     for k in range(whole * WIDTH, depth):
-        _step(sums, a, (left + whole) & INDICES, k & (WIDTH - 1), b, (right + k * b.step) & INDICES)
-    _end(c, c.at + row * c.stride + n, sums)
-
-
-@handle
-class _Held:
-    def __init__(self, rows):
-        self.rows = rows
-
-
-@macro
-def _begin():
-    # From 0, not from what c holds: the error of a sum grows with the length of its chain.
-    return _Held([variable(Vector(0.0)) for _ in range(ROWS)])
-
-
-@macro
-def _steps(sums, a, left, b, right):
-    for u in range(WIDTH):
-        _step(sums, a, left, u, b, right + u * b.step)
-
-
-@macro
-def _step(sums, a, left, u, b, right):
-    v = variable(vector_at(b.space, right))
-    for i in range(ROWS):
-        sums.rows[i]._assign(sums.rows[i] + v * value(element_at(a.space, left + i * a.stride, u)))
-
-
-@macro
-def _end(c, to, sums):
-    for i in range(ROWS):
-        at = value((to + i * c.stride) & INDICES)
-        put_at(c.space, at, vector_at(c.space, at) + sums.rows[i])
+        at = (right + k * b.step) & INDICES
+        add_step(sums, a.space, (left + whole) & INDICES, k & (WIDTH - 1), b.space, at, a.stride)
+    end_block(sums, c.space, c.at + row * c.stride + n, c.stride)

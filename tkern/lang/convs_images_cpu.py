@@ -10,7 +10,7 @@ A grid's cells are counted in groups of 16 images; a program's cells lie in one 
 import taichi as ti
 
 from tkern.lang.macros import handle, macro, value, variable
-from tkern.lang.products_cpu import INDICES, ROWS, element_at, put_at, vector_at
+from tkern.lang.products_cpu import INDICES, ROWS, add_steps, begin_block, end_block, put_at, vector_at
 from tkern.lang.rows import VECTOR_WIDTH as WIDTH
 from tkern.lang.rows_cpu import Vector, load_scalar, store, store_scalar, store_some
 from tkern.lang.turning_cpu import turn_block
@@ -212,37 +212,11 @@ def _inside(first, step, taps, size):
 @ti.func
 def _add_cell(sums: ti.template(), m, q, weights: ti.template(), patches: ti.template(), right, i0, i1, j0, j1):
     """Add to 4 rows of sums at one cell."""
-    held = _begin()
+    block = begin_block()
     down, across = patches.rows.step * patches.columns.size * WIDTH, patches.columns.step * WIDTH
     for i in range(i0, i1):
         for j in range(j0, j1):
             left = weights.at + m * weights.stride + (i * patches.columns.taps + j) * ROWS
-            _steps(held, weights.array, left & INDICES, patches.space, (right + i * down + j * across) & INDICES)
-    _end(held, sums.space, (sums.at + m * (ROWS * _STRIDE) + q) & INDICES)
-
-
-@handle
-class _Held:
-    def __init__(self, rows):
-        self.rows = rows
-
-
-@macro
-def _begin():
-    # From 0, not from what the sums hold: the error of a sum grows with the length of its chain.
-    return _Held([variable(Vector(0.0)) for _ in range(ROWS)])
-
-
-@macro
-def _steps(held, a, left, space, right):
-    for u in range(WIDTH):
-        v = variable(vector_at(space, right + u))
-        for r in range(ROWS):
-            held.rows[r]._assign(held.rows[r] + v * value(element_at(a, left + r, u)))
-
-
-@macro
-def _end(held, space, to):
-    for r in range(ROWS):
-        at = value((to + r * _STRIDE) & INDICES)
-        put_at(space, at, vector_at(space, at) + held.rows[r])
+            at = (right + i * down + j * across) & INDICES
+            add_steps(block, weights.array, left & INDICES, patches.space, at)
+    end_block(block, sums.space, (sums.at + m * (ROWS * _STRIDE) + q) & INDICES, _STRIDE)

@@ -123,42 +123,51 @@ def _micro_kernel(
     add: ti.template(),
 ):
     to = (c.at + n * c.rows + m * ROWS) & INDICES
-    sums = _begin()
+    sums = begin_block()
     for k in range(begin, end):
         right = (b.at + n * b.rows + k * WIDTH) & INDICES
         if ti.static(transposed):
             # Rows of a are the sum's steps, its columns the rows of c.
             left = (a.at + (m >> 2) * a.rows + k * WIDTH) & INDICES
             first = (m & 3) * ROWS
-            _steps_transposed(sums, a.space, left, first, b.space, right)
+            _add_steps_transposed(sums, a.space, left, first, b.space, right)
         else:
             left = (a.at + k * a.rows + m * ROWS) & INDICES
-            _steps(sums, a.space, left, b.space, right)
-    _end(c.space, to, sums, add)
+            add_steps(sums, a.space, left, b.space, right)
+    end_block(sums, c.space, to, add=add)
 
 
 @handle
-class _Sums:
+class _Block:
+    """Sums in registers: 4 rows of 16."""
+
     def __init__(self, rows):
         self.rows = rows
 
 
 @macro
-def _begin():
-    # From 0, not from what c holds: the error of a sum grows with the length of its chain.
-    return _Sums([variable(Vector(0.0)) for _ in range(ROWS)])
+def begin_block():
+    """Return a block of sums, from 0: not from what they are added to, since a sum's error grows with its chain."""
+    return _Block([variable(Vector(0.0)) for _ in range(ROWS)])
 
 
 @macro
-def _steps(sums, a, left, b, right):
+def add_steps(sums, a, left, b, right, row=1, step=1):
+    """Add 16 steps: floats of vectors ``left``, a row each, ``row`` apart, times vectors ``right``, ``step`` apart."""
     for u in range(WIDTH):
-        v = variable(vector_at(b, right + u))
-        for i in range(ROWS):
-            sums.rows[i]._assign(sums.rows[i] + v * value(element_at(a, left + i, u)))
+        add_step(sums, a, left, u, b, right + u * step, row)
 
 
 @macro
-def _steps_transposed(sums, a, left, first, b, right):
+def add_step(sums, a, left, u, b, right, row=1):
+    """Add one step: float ``u`` of each row times vector ``right``."""
+    v = variable(vector_at(b, right))
+    for i in range(ROWS):
+        sums.rows[i]._assign(sums.rows[i] + v * value(element_at(a, left + i * row, u)))
+
+
+@macro
+def _add_steps_transposed(sums, a, left, first, b, right):
     for u in range(WIDTH):
         v = variable(vector_at(b, right + u))
         for i in range(ROWS):
@@ -166,6 +175,8 @@ def _steps_transposed(sums, a, left, first, b, right):
 
 
 @macro
-def _end(space, to, sums, add):
+def end_block(sums, space, to, row=None, add=True):
+    """Write the sums to vectors ``to``, ``row`` apart if not side by side, or add them to what is there."""
     for i in range(ROWS):
-        put_at(space, to + i, vector_at(space, to + i) + sums.rows[i] if add else sums.rows[i])
+        at = to + i if row is None else value((to + i * row) & INDICES)
+        put_at(space, at, vector_at(space, at) + sums.rows[i] if add else sums.rows[i])
