@@ -1,0 +1,114 @@
+"""A process of its own that makes and checks the MSL of a share of the kernels: Taichi may end it.
+
+It is given a request as JSON and writes an answer a line into a file: what it begins, and what it found out. Should a
+kernel end it, the one that asked knows which, and starts another one for those that are left.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tkern import registry, runtime
+from tkern.msl import tools
+from tkern.msl.emit import emit
+from tkern.msl.estimate import estimate
+from tkern.msl.gather import Configured, gather
+from tkern.msl.lines import Place, places_of
+from tkern.msl.rules import Finding, check
+from tkern.progress import Steps
+
+__all__ = ["main"]
+
+
+def main(request: dict[str, Any]) -> None:
+    """Answer a request: ``ops`` and ``files`` to look at, ``share`` [k, n], numbers to ``skip``, ``out``, ``answers``.
+
+    With ``once`` one configuration of each kernel is taken, the last that was met.
+    """
+    ops = registry.select(registry.all_ops(request["files"]), request["ops"])
+    with Path(request["answers"]).open("a", encoding="utf-8") as file, runtime.compiling("vulkan", options_of="metal"):
+
+        def answer(**what: Any) -> None:
+            file.write(json.dumps(what) + "\n")
+            file.flush()
+
+        kernels, failed = gather(ops, roof=not request["ops"], bar=Steps(None, 0))
+        if request["once"]:
+            kernels = list({(one.op, one.name): one for one in kernels}.values())
+        share, shares = request["share"]
+        if share == 0:
+            for one in failed:
+                answer(unprepared=asdict(one))
+        mine = [n for n in range(len(kernels)) if n % shares == share]
+        answer(total=len(mine))
+        for number in mine:
+            if number not in request["skip"]:
+                answer(begin=number, **_named(kernels[number]))
+                answer(done=number, **_named(kernels[number]), **_look_at(kernels[number], Path(request["out"])))
+
+
+def _named(configured: Configured) -> dict[str, Any]:
+    return {
+        "op": configured.op,
+        "kernel": configured.name,
+        "number": configured.number,
+        "words": configured.words,
+        "used_by": configured.used_by,
+        "place": [str(configured.file), configured.line],
+    }
+
+
+def _look_at(configured: Configured, out: Path) -> dict[str, Any]:
+    """Return the findings and estimates of one kernel, each launch of which is a file of its own."""
+    stem = f"{configured.name}-{configured.number}"
+    folder = out / configured.op / f".{stem}"
+    findings: list[tuple[Finding, str]] = []
+    launches = []
+    try:
+        made = emit(configured, folder)
+    except Exception as error:
+        text = str(error).strip()
+        rule = "64-bit floats" if "f64 not supported" in text else "compiles"
+        findings.append((Finding(rule, " ".join(text.split()) or type(error).__name__), ""))
+        made = []
+    for k, spirv in enumerate(made):
+        target = spirv.rename(folder.parent / (stem + (f"-{k}" if len(made) > 1 else "") + ".spv"))
+        objection = tools.validate(target)
+        if objection is not None:
+            findings.append((Finding("valid SPIR-V", objection), target.name))
+        msl, problem = tools.to_msl(target)
+        if msl is None:
+            findings.append((Finding("translates", problem), target.name))
+            continue
+        text_file = target.with_suffix(".metal")
+        text_file.write_text(msl, encoding="utf-8")
+        findings += [(one, text_file.name) for one in check(msl)]
+        guess = estimate(msl)
+        more = {"resident": guess.resident, "spills": guess.spills, "fits": guess.fits}
+        launches.append({"msl": text_file.name, **asdict(guess), **more})
+    shutil.rmtree(folder, ignore_errors=True)
+    return {"launches": launches, "findings": list(_placed(configured, findings))}
+
+
+def _placed(configured: Configured, findings: list[tuple[Finding, str]]) -> Iterable[dict[str, Any]]:
+    """Add to findings where the author wrote what they are about, if that can be known."""
+    places = places_of(configured, {one.rule for one, _ in findings}) if findings else {}
+    beginning: list[Place] = [(str(configured.file), configured.line)]
+    seen = set()
+    for one, file in findings:
+        exact = one.rule in places
+        for at in places.get(one.rule, beginning):
+            key = (one.rule, one.what, at) if exact else (one.rule, one.what, file, one.line)
+            if key not in seen:
+                seen.add(key)
+                yield {"rule": one.rule, "what": one.what, "at": list(at), "exact": exact, "msl": file, "line": one.line}
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
