@@ -28,6 +28,7 @@ from typing import Any
 from tkern import cache, runtime
 from tkern.errors import TkernError
 from tkern.msl import tools
+from tkern.msl.worker import BEGUN
 from tkern.progress import Steps, steps
 
 __all__ = ["Checked", "check"]
@@ -45,7 +46,8 @@ class Checked:
     """What was found out about one kernel in one configuration.
 
     ``words`` is the configuration, ``used_by`` the case or shape that first had it, ``place`` where its text begins;
-    ``launches`` are estimates (:class:`tkern.msl.estimate.Estimate`), one a file of MSL, ``findings`` what broke a rule.
+    ``launches`` are estimates (:class:`tkern.msl.estimate.Estimate`), one for each file of MSL, ``findings`` what broke
+    a rule.
     """
 
     op: str
@@ -80,7 +82,9 @@ class _Worker:
     begun: dict[str, Any] | None = None
 
 
-def check(ops: Iterable[str] = (), files: Iterable[str] = (), out: Path | None = None, *, once: bool = False) -> list[Checked]:
+def check(
+    ops: Iterable[str] = (), files: Iterable[str] = (), out: Path | None = None, *, once: bool = False
+) -> list[Checked]:
     """Check the kernels of ``ops`` (all, where none is named), with those of the user's ``files``.
 
     SPIR-V, MSL and msl.json are written into ``out``, if given. ``once`` takes one configuration of each kernel.
@@ -174,10 +178,8 @@ def _read(worker: _Worker, results: dict[int, Checked], failed: list[Checked], b
 
 
 def _checked(found: dict[str, Any], launches: list[dict[str, Any]], findings: list[dict[str, Any]]) -> Checked:
-    return Checked(
-        found["op"], found["kernel"], found["number"], found["words"], found["used_by"], tuple(found["place"]), launches,
-        findings,
-    )  # fmt: skip
+    named = {name: found[name] for name in ("op", "kernel", "number", "words", "used_by")}
+    return Checked(**named, place=tuple(found["place"]), launches=launches, findings=findings)
 
 
 def _unprepared(found: dict[str, Any]) -> Checked:
@@ -188,7 +190,7 @@ def _unprepared(found: dict[str, Any]) -> Checked:
 
 def _after_its_end(worker: _Worker, ended: int, results: dict[int, Checked], scratch: Path) -> _Worker:
     """Note which kernel ended a worker, and start another one for those that are left."""
-    said = worker.errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    said = worker.errors.read_text(encoding="utf-8", errors="replace").rpartition(BEGUN)[2].strip().splitlines()
     last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
     if worker.begun is None:
         raise TkernError(f"the process that makes MSL ended with {ended}: {last}")

@@ -1,8 +1,9 @@
 """How many threads of a kernel an Apple GPU core can run at once, as far as its MSL tells.
 
-Two things bound it: registers and threadgroup memory. Registers are the variables that are live in one line of the MSL
-(:mod:`tkern.msl.liveness`), at most, without addresses that can be made anew. Apple's compiler orders and recomputes as it likes, and needs a few for what has
-no name, so this is neither an upper nor a lower bound; it ranks forms of one kernel.
+Two things bound it: registers and threadgroup memory. Registers are the variables that are live in one line of the
+MSL (:mod:`tkern.msl.liveness`), at most, without addresses that can be made anew. Apple's compiler orders and
+recomputes as it likes, and needs a few for what has no name, so this is neither an upper nor a lower bound; it ranks
+forms of one kernel.
 
 Sources: the threads for a number of registers are those of Mesa's driver for Apple GPUs (src/asahi, agx_occupancy:
 a file of 208 KiB a core, at most 256 half-registers a thread); 60 KiB of threadgroup memory a core were measured on M1
@@ -67,10 +68,8 @@ def estimate(msl: str) -> Estimate:
     most = threads_for(registers)
     by_registers = max(1, most // threads)
     by_memory = max(1, _CORE_SHARED // shared) if shared else by_registers
-    if by_memory < by_registers:
-        bound = "memory"
-    else:
-        bound = "threads" if most == _THREADS[0][1] else "registers"
+    bound = "threads" if most == _THREADS[0][1] else "registers"
+    bound = "memory" if by_memory < by_registers else bound
     return Estimate(threads, shared, registers, math.ceil(live), min(by_registers, by_memory), bound)
 
 

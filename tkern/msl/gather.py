@@ -12,6 +12,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tkern import hollow
 from tkern.arrays import DTYPES
 from tkern.launch import Group, Launch
 from tkern.progress import Steps
-from tkern.spec import Inputs, Op
+from tkern.spec import Case, Inputs, Op, Shape
 
 __all__ = ["Configured", "Unprepared", "gather"]
 
@@ -86,15 +87,22 @@ def _uses(op: Op) -> Iterator[tuple[str, Callable[[], Launch]]]:
     """Yield what is run of an op on Metal: NumPy's arrays in a parity case, device arrays where it is timed."""
     for case in op.cases:
         if case.runs_on(BACKEND):
-            yield f"case {case.name}", lambda case=case: op.prepare(**case.inputs(), backend=BACKEND)
+            yield f"case {case.name}", partial(_prepare_case, op, case)
     for which in ("quick", "standard"):
         for shape in op.shapes(which):
-            yield (
-                f"{which} shape {shape.name}",
-                lambda shape=shape: op.prepare(
-                    **_on_device(op.make(np.random.default_rng(0), shape.dims)), backend=BACKEND
-                ),
-            )
+            yield f"{which} shape {shape.name}", partial(_prepare_shape, op, shape)
+
+
+def _prepare_case(op: Op, case: Case) -> Launch:
+    launch: Launch = op.prepare(**case.inputs(), backend=BACKEND)
+    return launch
+
+
+def _prepare_shape(op: Op, shape: Shape) -> Launch:
+    # Which numbers they are makes no difference.
+    inputs = _on_device(op.make(np.random.default_rng(0), shape.dims))
+    launch: Launch = op.prepare(**inputs, backend=BACKEND)
+    return launch
 
 
 def _on_device(inputs: Inputs) -> Inputs:

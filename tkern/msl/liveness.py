@@ -155,9 +155,7 @@ def _within(targets: list[int | None], inside: range, target: int) -> list[int |
     return targets
 
 
-def _fixed_point(
-    after: list[tuple[int, ...]], reads: list[int], writes: list[int]
-) -> list[int]:
+def _fixed_point(after: list[tuple[int, ...]], reads: list[int], writes: list[int]) -> list[int]:
     live = [0] * (len(after) + 1)
     changed = True
     while changed:

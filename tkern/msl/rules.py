@@ -52,7 +52,7 @@ _FLOAT_ATOMIC = re.compile(r"\batomic_(?:float|half)\b")
 _SWAP = re.compile(r"\batomic_compare_exchange\w*\(.*\bas_type<")
 _DEVICE_BARRIER = re.compile(r"\w+_barrier\([^)]*\bmem_device\b")
 _DOUBLE = re.compile(r"\bdouble[234]?\b")
-_BITS = re.compile(r"as_type<(float|half)[234]?>\((?:ushort\()?(0x[0-9a-fA-F]+|\d+)u?\)")
+_BITS = re.compile(r"as_type<(float|half)[234]?>\((?:ushort\()?(0x[0-9a-fA-F]+|\d+)u?\s*(?:/\*.*?\*/\s*)?\)")
 _INFINITE = re.compile(r"\b(?:INFINITY|NAN|HUGE_VALF?)\b|\(-?[01]\.0[hf]?\s*/\s*0\.0[hf]?\)")
 _TEST = re.compile(r"\b(isnan|isinf|isfinite|isnormal|isunordered|isordered)\(")
 
@@ -153,7 +153,9 @@ def _device_barriers(msl: str) -> list[Finding]:
         depth += line.count("{") - line.count("}")
         if _DEVICE_BARRIER.search(line):
             if not inside_kernel:
-                found.append(Finding("device barrier", "a barrier of device memory in a function that is called", number))
+                found.append(
+                    Finding("device barrier", "a barrier of device memory in a function that is called", number)
+                )
             elif depth > 1:
                 found.append(
                     Finding("device barrier", "a barrier of device memory under a branch or in a loop", number)

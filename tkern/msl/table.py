@@ -24,23 +24,19 @@ _NOTES = (
 
 def show(found: Sequence[Checked], console: Console) -> None:
     """Print a line for each kernel and configuration, then every finding, then the count."""
-    table = Table(title="MSL of every kernel as Metal would get it", title_justify="left", box=SIMPLE)
-    for column, right in (
-        ("op", False), ("kernel", False), ("compiled with", False), ("threads", True), ("bytes", True),
-        ("registers", True), ("a core runs", True), ("", False),
-    ):  # fmt: skip
-        table.add_column(column, justify="right" if right else "left", overflow="fold")
-    shown = ""
-    for one in found:
-        table.add_row(
-            one.op if one.op != shown else "",
-            f"{one.kernel} {one.number}",
-            one.words or one.used_by,
-            *_estimates(one.main),
-            "[green]pass[/]" if one.held else "[bold red]FAIL[/]",
-        )
-        shown = one.op
-    console.print(table)
+    for op in dict.fromkeys(one.op for one in found):
+        table = Table(title=f"{op}: MSL as Metal would get it", title_justify="left", box=SIMPLE)
+        table.add_column("kernel", no_wrap=True)
+        table.add_column("compiled with", overflow="fold")
+        for column in ("threads", "bytes", "registers", "a core runs"):
+            table.add_column(column, justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        for one in found:
+            if one.op == op:
+                mark = "[green]pass[/]" if one.held else "[bold red]FAIL[/]"
+                words = one.words or one.used_by
+                table.add_row(f"{one.kernel} {one.number}", words, *_estimates(one.main), mark)
+        console.print(table)
     console.print(_NOTES, style="dim", markup=False, highlight=False)
     for one in found:
         for finding in one.findings:

@@ -7,6 +7,7 @@ kernel end it, the one that asked knows which, and starts another one for those 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterable
@@ -23,7 +24,9 @@ from tkern.msl.lines import Place, places_of
 from tkern.msl.rules import Finding, check
 from tkern.progress import Steps
 
-__all__ = ["main"]
+__all__ = ["BEGUN", "main"]
+
+BEGUN = "== a kernel begins"
 
 
 def main(request: dict[str, Any]) -> None:
@@ -49,6 +52,7 @@ def main(request: dict[str, Any]) -> None:
         answer(total=len(mine))
         for number in mine:
             if number not in request["skip"]:
+                print(BEGUN, flush=True)  # what Taichi says of it comes after
                 answer(begin=number, **_named(kernels[number]))
                 answer(done=number, **_named(kernels[number]), **_look_at(kernels[number], Path(request["out"])))
 
@@ -69,6 +73,7 @@ def _look_at(configured: Configured, out: Path) -> dict[str, Any]:
     stem = f"{configured.name}-{configured.number}"
     folder = out / configured.op / f".{stem}"
     findings: list[tuple[Finding, str]] = []
+    places: dict[str, list[Place]] = {}
     launches = []
     try:
         made = emit(configured, folder)
@@ -76,6 +81,8 @@ def _look_at(configured: Configured, out: Path) -> dict[str, Any]:
         text = str(error).strip()
         rule = "64-bit floats" if "f64 not supported" in text else "compiles"
         findings.append((Finding(rule, " ".join(text.split()) or type(error).__name__), ""))
+        said = re.search(r'File "(.+)", line (\d+), in ', text)
+        places = {rule: [(said[1], int(said[2]))]} if said else {}
         made = []
     for k, spirv in enumerate(made):
         target = spirv.rename(folder.parent / (stem + (f"-{k}" if len(made) > 1 else "") + ".spv"))
@@ -93,12 +100,15 @@ def _look_at(configured: Configured, out: Path) -> dict[str, Any]:
         more = {"resident": guess.resident, "spills": guess.spills, "fits": guess.fits}
         launches.append({"msl": text_file.name, **asdict(guess), **more})
     shutil.rmtree(folder, ignore_errors=True)
-    return {"launches": launches, "findings": list(_placed(configured, findings))}
+    return {"launches": launches, "findings": list(_placed(configured, findings, places))}
 
 
-def _placed(configured: Configured, findings: list[tuple[Finding, str]]) -> Iterable[dict[str, Any]]:
-    """Add to findings where the author wrote what they are about, if that can be known."""
-    places = places_of(configured, {one.rule for one, _ in findings}) if findings else {}
+def _placed(
+    configured: Configured, findings: list[tuple[Finding, str]], places: dict[str, list[Place]]
+) -> Iterable[dict[str, Any]]:
+    """Add to findings where the author wrote what they are about, if that can be known or is known already."""
+    rules = {one.rule for one, _ in findings} - places.keys()
+    places = {**places, **(places_of(configured, rules) if rules else {})}
     beginning: list[Place] = [(str(configured.file), configured.line)]
     seen = set()
     for one, file in findings:
@@ -107,7 +117,14 @@ def _placed(configured: Configured, findings: list[tuple[Finding, str]]) -> Iter
             key = (one.rule, one.what, at) if exact else (one.rule, one.what, file, one.line)
             if key not in seen:
                 seen.add(key)
-                yield {"rule": one.rule, "what": one.what, "at": list(at), "exact": exact, "msl": file, "line": one.line}
+                yield {
+                    "rule": one.rule,
+                    "what": one.what,
+                    "at": list(at),
+                    "exact": exact,
+                    "msl": file,
+                    "line": one.line,
+                }
 
 
 if __name__ == "__main__":
