@@ -25,7 +25,6 @@ import tkern
 from tkern import bench, devices, parity, runtime
 from tkern.bench import Row
 from tkern.devices import Backend
-from tkern.errors import TkernError
 from tkern.parity import OpResult
 from tkern.spec import Op
 
@@ -44,7 +43,7 @@ _OWN = frozenset({*devices.NAMES, "tkern", *_PACKAGES, "oracle"})
 class MachineReport:
     """What was found on this machine: backends, parity of ops on those that are there, rows of a quick benchmark.
 
-    ``problem`` says why there is no benchmark, where there is none.
+    ``problem`` says what ended the benchmark early, where something did.
     """
 
     devices: list[Backend]
@@ -77,18 +76,21 @@ class MachineReport:
 
 
 def make(ops: Iterable[Op], backends: Iterable[str]) -> MachineReport:
-    """Run parity of ``ops`` on ``backends`` and time their quick shapes, on devices in software too slow for it not."""
+    """Run parity of ``ops`` on ``backends``, and time the quick shapes of those that hold, on real devices."""
     ops, backends = list(ops), list(backends)
-    held = parity.run(ops, backends)
-    timed = [name for name in backends if not runtime.find(name).in_software]
+    results = parity.run(ops, backends)
     rows: list[Row] = []
-    problem = ""
-    try:
-        rows = bench.run(ops, timed, bench.PEERS, "quick")
-    except TkernError as error:
-        # A wrong result is not timed; what parity says of it is still wanted.
-        problem = f"{type(error).__name__}: {error}"
-    return MachineReport(runtime.backends(), held, rows, problem)
+    problems = []
+    for name in backends:
+        failed = {case.op for result in results for case in result.cases if case.backend == name and not case.held}
+        timed = [op for op in ops if op.name not in failed]
+        if runtime.find(name).in_software or not timed:
+            continue
+        try:
+            rows += bench.run(timed, [name], bench.PEERS, "quick")
+        except Exception as error:  # whatever it is: what else was found is still wanted
+            problems.append(f"{name}: {type(error).__name__}: {error}")
+    return MachineReport(runtime.backends(), results, rows, "; ".join(problems))
 
 
 def without_personal_data(value: Any) -> Any:

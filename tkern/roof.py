@@ -32,7 +32,8 @@ _SIZES = {
         programs=512,
         lanes=(256,),
         held=16,
-        reason="16 loads of a lane before its first store; a core runs four groups of 256 (tkern msl)",
+        reason="16 loads of a lane before its first store; 20 registers, 43 with addresses, so that a core runs four "
+        "groups of 256 (tkern msl)",
     ),
 }
 

@@ -21,7 +21,6 @@ import numpy as np
 from tkern import hollow
 from tkern.arrays import DTYPES
 from tkern.launch import Group, Launch
-from tkern.progress import Steps
 from tkern.spec import Case, Inputs, Op, Shape
 
 __all__ = ["Configured", "Unprepared", "gather"]
@@ -60,18 +59,18 @@ class Unprepared:
     error: str
 
 
-def gather(ops: Iterable[Op], *, roof: bool, bar: Steps) -> tuple[list[Configured], list[Unprepared]]:
+def gather(ops: Iterable[Op], *, roof: bool, once: bool = False) -> tuple[list[Configured], list[Unprepared]]:
     """Return the kernels of ``ops`` (and of the copy that ``tkern bench`` takes for a roof, if ``roof``).
 
-    Taichi must be running, on any backend: types are its own.
+    ``once`` takes one configuration of each, the last one met, and leaves out the shapes that are large to make.
+    Taichi must be imported: types are its own.
     """
     found: dict[tuple[Any, ...], Configured] = {}
     failed: list[Unprepared] = []
     numbers: dict[tuple[str, str], int] = {}
     with hollow.only():
         for op in ops:
-            bar.step(op.name)
-            for used_by, prepare in _uses(op):
+            for used_by, prepare in _uses(op, ("quick",) if once else ("quick", "standard")):
                 try:
                     launch = prepare()
                 except Exception as error:
@@ -80,15 +79,18 @@ def gather(ops: Iterable[Op], *, roof: bool, bar: Steps) -> tuple[list[Configure
                 _take(launch, op.name, used_by, found, numbers)
         if roof:
             _take(_copy(), "copy", "the roof of tkern bench", found, numbers)
-    return list(found.values()), failed
+    kernels = list(found.values())
+    if once:
+        kernels = list({(one.op, one.name): one for one in kernels}.values())
+    return kernels, failed
 
 
-def _uses(op: Op) -> Iterator[tuple[str, Callable[[], Launch]]]:
+def _uses(op: Op, shapes: tuple[str, ...]) -> Iterator[tuple[str, Callable[[], Launch]]]:
     """Yield what is run of an op on Metal: NumPy's arrays in a parity case, device arrays where it is timed."""
     for case in op.cases:
         if case.runs_on(BACKEND):
             yield f"case {case.name}", partial(_prepare_case, op, case)
-    for which in ("quick", "standard"):
+    for which in shapes:
         for shape in op.shapes(which):
             yield f"{which} shape {shape.name}", partial(_prepare_shape, op, shape)
 

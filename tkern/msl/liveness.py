@@ -18,6 +18,7 @@ _DECLARED = re.compile(rf"(?P<kind>{_KIND}|spvUnsafeArray<{_KIND}, \d+>) (?P<nam
 _ASSIGNED = re.compile(rf"(?:(?:{_KIND}|spvUnsafeArray<{_KIND}, \d+>) )?(?P<name>\w+) = (?P<value>.*)")
 # An integer made of integers and arguments: nothing is read from memory and no float is looked at.
 _ADDRESS = re.compile(r"(?:int|uint|bool) \w+ = (?!.*(?:\[|_buffer|as_type|float|\bhalf))")
+_CHANGED = re.compile(r"\b(\w+)(?:\+\+|--| (?:[-+*/%&|^]|<<|>>)= )")
 _NAME = re.compile(r"\b[A-Za-z_]\w*\b")
 
 
@@ -52,7 +53,11 @@ def _most(live: list[int], masks: dict[float, int]) -> float:
 def _remade(lines: list[str], bits: dict[str, int], reads: list[int], writes: list[int]) -> dict[int, int]:
     """Return, for each integer that can be made anew, what it is made of, which cannot."""
     once: dict[int, int] = {}
+    # Those that change in place are made more than once.
     twice = 0
+    for line in lines:
+        for name in _CHANGED.findall(line):
+            twice |= bits.get(name, 0)
     for line, read, write in zip(lines, reads, writes, strict=True):
         if not write:
             continue

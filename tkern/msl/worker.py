@@ -22,7 +22,6 @@ from tkern.msl.estimate import estimate
 from tkern.msl.gather import Configured, gather
 from tkern.msl.lines import Place, places_of
 from tkern.msl.rules import Finding, check
-from tkern.progress import Steps
 
 __all__ = ["BEGUN", "main"]
 
@@ -32,7 +31,7 @@ BEGUN = "== a kernel begins"
 def main(request: dict[str, Any]) -> None:
     """Answer a request: ``ops`` and ``files`` to look at, ``share`` [k, n], numbers to ``skip``, ``out``, ``answers``.
 
-    With ``once`` one configuration of each kernel is taken, the last that was met.
+    ``once`` is for :func:`tkern.msl.gather.gather`.
     """
     ops = registry.select(registry.all_ops(request["files"]), request["ops"])
     with Path(request["answers"]).open("a", encoding="utf-8") as file, runtime.compiling("vulkan", options_of="metal"):
@@ -41,9 +40,7 @@ def main(request: dict[str, Any]) -> None:
             file.write(json.dumps(what) + "\n")
             file.flush()
 
-        kernels, failed = gather(ops, roof=not request["ops"], bar=Steps(None, 0))
-        if request["once"]:
-            kernels = list({(one.op, one.name): one for one in kernels}.values())
+        kernels, failed = gather(ops, roof=not request["ops"], once=request["once"])
         share, shares = request["share"]
         if share == 0:
             for one in failed:

@@ -34,7 +34,7 @@ SIZES = {
         programs=128,
         lanes=(256,),
         held=16,
-        reason="one array is held: up to 16 columns a lane in 15 registers, 37 with addresses (tkern msl), so that a "
+        reason="one array is held: up to 16 columns a lane in 18 registers, 37 with addresses (tkern msl), so that a "
         "core runs four groups of 256; 3 programs for each of 40 cores",
     ),
 }
