@@ -127,6 +127,12 @@ def name_that_is_not_there(x: _Floats, y: _Floats):
         y[i] = nothing_of_that_name(x[i])  # fault  # noqa: F821
 
 
+@ti.kernel
+def axes_that_do_not_fit(x: _Floats, y: _Floats):
+    for i in range(1024):
+        y[i] = x[i]
+
+
 @macro
 def _abort():
     os.abort()
@@ -184,6 +190,12 @@ def _launching(kernel):
     return prepare
 
 
+def _with_two_axes(x, *, backend):
+    launch = Launch(())
+    launch.add(axes_that_do_not_fit, *(hollow.array(ti.f32, (32, 32)) for _ in range(2)))
+    return launch
+
+
 def _raises(x, *, backend):
     raise KeyError(backend)
 
@@ -193,4 +205,8 @@ KERNELS = (
     double_inside, double_array, infinity, not_a_number, bitwise_of_conditions, long_atomic, shared_vectors,
     name_that_is_not_there, end_of_the_process, too_many_buffers,
 )  # fmt: skip
-OPS = (*(_op(kernel.__name__, _launching(kernel)) for kernel in KERNELS), _op("without_sizes", _raises))
+OPS = (
+    *(_op(kernel.__name__, _launching(kernel)) for kernel in KERNELS),
+    _op("axes_that_do_not_fit", _with_two_axes),
+    _op("without_sizes", _raises),
+)

@@ -13,7 +13,8 @@ torch on MPS           through the CPU        through the CPU: torch and Taichi 
 ti.ndarray             in place               in place
 =====================  =====================  ============================================
 
-Results are of the kind of the op's first array.
+Results are of the kind of the op's first array. Through the CPU means two copies for each array, each way, and a wait
+for what the other side has queued: see docs/metal.md for torch on MPS.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Configured:
 
 @dataclass(frozen=True)
 class Unprepared:
-    """A case or shape whose launch could not be prepared for Metal, and why."""
+    """A case or shape whose launch could not be prepared for Metal, or not with such arrays, and why."""
 
     op: str
     used_by: str
@@ -66,19 +66,13 @@ def gather(ops: Iterable[Op], *, roof: bool, once: bool = False) -> tuple[list[C
     Taichi must be imported: types are its own.
     """
     found: dict[tuple[Any, ...], Configured] = {}
-    failed: list[Unprepared] = []
     numbers: dict[tuple[str, str], int] = {}
+    uses = [(op.name, *use) for op in ops for use in _uses(op, ("quick",) if once else ("quick", "standard"))]
+    if roof:
+        uses.append(("copy", "the roof of tkern bench", _copy))
     with hollow.only():
-        for op in ops:
-            for used_by, prepare in _uses(op, ("quick",) if once else ("quick", "standard")):
-                try:
-                    launch = prepare()
-                except Exception as error:
-                    failed.append(Unprepared(op.name, used_by, f"{type(error).__name__}: {error}"))
-                    continue
-                _take(launch, op.name, used_by, found, numbers)
-        if roof:
-            _take(_copy(), "copy", "the roof of tkern bench", found, numbers)
+        tried = [_try(op, used_by, prepare, found, numbers) for op, used_by, prepare in uses]
+    failed = [one for one in tried if one is not None]
     kernels = list(found.values())
     if once:
         kernels = list({(one.op, one.name): one for one in kernels}.values())
@@ -122,6 +116,21 @@ def _copy() -> Launch:
     from tkern import bench, roof
 
     return roof.copy_launch(BACKEND, roof.rows_of(bench.ROOF_SIZES[BACKEND]))
+
+
+def _try(
+    op: str,
+    used_by: str,
+    prepare: Callable[[], Launch],
+    found: dict[tuple[Any, ...], Configured],
+    numbers: dict[tuple[str, str], int],
+) -> Unprepared | None:
+    """Take the kernels of one launch, or return why that cannot be."""
+    try:
+        _take(prepare(), op, used_by, found, numbers)
+    except Exception as error:
+        return Unprepared(op, used_by, f"{type(error).__name__}: {error}")
+    return None
 
 
 def _take(

@@ -43,7 +43,8 @@ def live_words(msl: str) -> tuple[float, float]:
     every = _fixed_point(after, reads, writes)
     remade = _remade(lines, bits, reads, writes)
     lasting = _fixed_point(after, [_replaced(read, remade) for read in reads], writes)
-    return _most(lasting, masks), _most(every, masks)
+    # Making an address anew may keep more alive than the address was.
+    return min(_most(lasting, masks), _most(every, masks)), _most(every, masks)
 
 
 def _most(live: list[int], masks: dict[float, int]) -> float:
