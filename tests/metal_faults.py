@@ -64,6 +64,18 @@ def augmented_sum(x: _Floats, y: _Floats):
 
 
 @ti.kernel
+def sum_in_shared_memory(x: _Floats, y: _Floats):
+    ti.loop_config(block_dim=64)
+    for i in range(1024):
+        shared = ti.simt.block.SharedArray((64,), ti.f32)
+        shared[i & 63] = 0.0
+        ti.simt.block.sync()
+        shared[i & 7] += x[i]  # fault
+        ti.simt.block.sync()
+        y[i] = shared[i & 63]
+
+
+@ti.kernel
 def atomic_in_a_branch(x: _Floats, y: _Integers):
     for i in range(1024):
         if x[i] > 0.0:
@@ -201,9 +213,9 @@ def _raises(x, *, backend):
 
 
 KERNELS = (
-    sound, too_much_shared_memory, too_many_threads, float_atomic, augmented_sum, atomic_in_a_branch, atomic_in_a_loop,
-    double_inside, double_array, infinity, not_a_number, bitwise_of_conditions, long_atomic, shared_vectors,
-    name_that_is_not_there, end_of_the_process, too_many_buffers,
+    sound, too_much_shared_memory, too_many_threads, too_many_buffers, float_atomic, augmented_sum,
+    sum_in_shared_memory, atomic_in_a_branch, atomic_in_a_loop, double_inside, double_array, infinity, not_a_number,
+    bitwise_of_conditions, long_atomic, shared_vectors, name_that_is_not_there, end_of_the_process,
 )  # fmt: skip
 OPS = (
     *(_op(kernel.__name__, _launching(kernel)) for kernel in KERNELS),

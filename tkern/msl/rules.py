@@ -122,10 +122,10 @@ def _in_line(line: str) -> list[tuple[str, str]]:
         for name, index in _BUFFER.findall(line)
         if int(index) > MOST_BUFFER
     ]
-    if _FLOAT_ATOMIC.search(line):
-        found.append(("float atomics", "an atomic operation on a float"))
     if _SWAP.search(line):
         found.append(("float atomics", "an atomic operation on a float, as a loop of compare-and-swap on its bits"))
+    elif _FLOAT_ATOMIC.search(line):
+        found.append(("float atomics", "an atomic operation on a float"))
     if _DOUBLE.search(line):
         found.append(("64-bit floats", "a double"))
     found += [("infinities", f"a literal {name}") for name in _not_finite(line)]
