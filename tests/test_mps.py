@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tkern
+from tests.conftest import why_no_mps
 from tkern import runtime
 from tkern.errors import BackendUnavailable, DTypeError
 from tkern.ops.rms_norm import prepare_backward
@@ -20,8 +21,9 @@ def torch() -> Any:
     if sys.platform != "darwin":
         pytest.skip("torch has MPS tensors on macOS alone")
     found = pytest.importorskip("torch")
-    if not found.backends.mps.is_available():
-        pytest.skip("torch sees no Apple GPU here (torch.backends.mps.is_available())")
+    why_not = why_no_mps(found)
+    if why_not:
+        pytest.skip(why_not)
     return found
 
 

@@ -59,11 +59,10 @@ def _places(lines: list[str], pattern: re.Pattern[str]) -> list[Place]:
     for number, line in enumerate(lines):
         if not pattern.search(line):
             continue
-        # The innermost call comes last.
-        below = [_AT.match(text) for text in lines[number + 1 : number + 2]]
-        for at in below:
-            if at and (at["file"], int(at["line"])) not in places:
-                places.append((at["file"], int(at["line"])))
+        # The line below says where: in the innermost function that was called.
+        at = _AT.match(lines[number + 1]) if number + 1 < len(lines) else None
+        if at and (at["file"], int(at["line"])) not in places:
+            places.append((at["file"], int(at["line"])))
     return places[:_MOST_LINES]
 
 
@@ -93,7 +92,9 @@ def _intermediate_text(configured: Configured) -> str:
                 runtime.prog.compile_kernel(config, runtime.prog.get_device_caps(), kernel)
         finally:
             config.print_ir, config.print_ir_dbg_info = before
-    return file.read_text(encoding="utf-8", errors="replace")
+    text = file.read_text(encoding="utf-8", errors="replace")
+    file.unlink()
+    return text
 
 
 @contextlib.contextmanager

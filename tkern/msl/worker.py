@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -124,7 +123,3 @@ def _placed(
                     "msl": file,
                     "line": one.line,
                 }
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
