@@ -1,6 +1,9 @@
 # make demo   an environment, tkern in it, and the main job: devices, parity, a quick benchmark, pictures
 # make test   the tests (REQUIRE="cpu vulkan" makes a missing backend a failure; EXTRAS=test,torch adds PyTorch)
 # make lint   ruff and mypy
+# make msl    every kernel as Metal would get it, checked without a Mac
+# make parity, bench, report   those commands, on BACKEND="metal cpu"; what they write goes to OUT
+# make system the packages that the tests need on Debian and Ubuntu
 
 # The first Python of 3.10 to 3.13; Taichi has no wheels for others.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
@@ -10,6 +13,8 @@ EXTRAS ?= test
 REQUIRE ?=
 OUT ?= plots/demo
 ARGS ?=
+BACKEND ?=
+SHAPES ?= quick
 # All ops take six minutes on two cores; the gradients of attention are held against the oracle before they are timed.
 DEMO = attention conv2d_backward_weight max_pool2d_backward rms_norm_backward
 
@@ -31,7 +36,7 @@ $(BIN)/python -m pip install --disable-pip-version-check --constraint constraint
 @touch $@
 endef
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint msl parity bench report system clean
 
 demo: $(CORE)
 	$(BIN)/tkern devices
@@ -47,6 +52,23 @@ lint: $(WITH_DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Each writes its JSON, CSV and pictures into OUT.
+msl: $(CORE)
+	$(BIN)/tkern msl --out $(OUT)/msl $(ARGS)
+
+parity: $(CORE)
+	$(BIN)/tkern parity $(ARGS) $(if $(BACKEND),--backend $(BACKEND)) --json $(OUT)/parity.json --plot $(OUT)/parity.png
+
+bench: $(CORE)
+	$(BIN)/tkern bench $(ARGS) $(if $(BACKEND),--backend $(BACKEND)) --shapes $(SHAPES) --out $(OUT)
+	$(BIN)/tkern plot $(OUT)
+
+report: $(CORE)
+	$(BIN)/tkern report $(ARGS) $(if $(BACKEND),--backend $(BACKEND)) --out $(OUT)/report.json
+
+system:
+	.ci/system
 
 clean:
 	rm -rf $(VENV) build *.egg-info

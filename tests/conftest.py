@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return runtime.NAMES.index(name) if name in runtime.NAMES else -1
 
     items.sort(key=place)
+
+
+def why_no_mps(torch: Any) -> str:
+    """Say why torch has no use of an Apple GPU here; nothing where it has."""
+    if not torch.backends.mps.is_available():
+        return "torch sees no Apple GPU here (torch.backends.mps.is_available())"
+    try:
+        torch.ones(4, device="mps").cpu()
+    except RuntimeError as error:  # a virtual machine's GPU may have no memory for it
+        return f"torch cannot use the GPU that it sees: {error}"
+    return ""
 
 
 @pytest.fixture

@@ -58,3 +58,21 @@ def scalars(backend):
             nans[i] = ti.cast(safe.is_nan(x[i]), ti.f32)
 
     return on_cpu if backend == "cpu" else on_gpu
+
+
+def conditions(backend):
+    """Return a kernel that keeps those of 32 floats that are in (0, 1) or below −1, and sets the others to 0."""
+
+    @ti.kernel
+    def of_vectors(x: _Vectors, y: _Vectors):
+        for i in range(2):
+            v = load(x, i * WIDTH)
+            store(y, i * WIDTH, ti.select(safe.either(safe.both(v > 0.0, v < 1.0), v < -1.0), v, 0.0))
+
+    @ti.kernel
+    def of_floats(x: _Floats, y: _Floats):
+        for i in range(32):
+            v = x[i]
+            y[i] = ti.select(safe.either(safe.both(v > 0.0, v < 1.0), v < -1.0), v, 0.0)
+
+    return of_vectors if backend == "cpu" else of_floats

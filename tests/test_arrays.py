@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tkern
+from tests.conftest import why_no_mps
 from tkern import arrays, pool, runtime
 from tkern.errors import AliasError, BackendUnavailable, DTypeError, ShapeError
 from tkern.ops.rms_norm import prepare_backward
@@ -111,9 +112,10 @@ def test_a_negated_view_of_a_tensor_keeps_its_sign(rng: np.random.Generator) -> 
 
 def test_torch_on_a_gpu_stays_there(rng: np.random.Generator) -> None:
     torch = pytest.importorskip("torch")
-    place = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else None
-    if place is None:
-        pytest.skip("torch sees no GPU here")
+    place = "cuda" if torch.cuda.is_available() else "mps"
+    why_not = "" if place == "cuda" else why_no_mps(torch)
+    if why_not:
+        pytest.skip(why_not)
     x, w, dy = _inputs(rng)
     for backend in [b.name for b in tkern.backends() if b.available]:
         with tkern.using(backend):

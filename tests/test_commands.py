@@ -38,6 +38,10 @@ def test_devices_lists_all_four(capsys: pytest.CaptureFixture[str]) -> None:
     for name in runtime.NAMES:
         assert name in out
     assert "…" not in out
+    # And of each what was run where; the README says the same.
+    assert set(runtime.devices.WHERE_RUN) == set(runtime.NAMES)
+    for word in ("in CI:", "statically", "H200"):
+        assert word in out
 
 
 def test_list_names_every_op_and_its_cost(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +122,7 @@ def test_the_command_is_installed(how: str) -> None:
         pytest.skip("tkern is on the path here, not installed")
     command = [str(script)] if how == "script" else [sys.executable, "-m", "tkern"]
     done = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
-    for name in ("devices", "list", "parity", "bench", "plot"):
+    for name in ("devices", "list", "parity", "bench", "plot", "msl", "report"):
         assert name in done.stdout
 
 

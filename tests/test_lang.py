@@ -51,6 +51,35 @@ def test_row_and_column_sums(rows: int, cols: int, backend: str, rng: np.random.
     np.testing.assert_allclose(by_column, exact.sum(0), atol=2e-7 * rows**0.5 * 4)
 
 
+def test_columns_are_summed_into_an_array_with_axes(backend: str, rng: np.random.Generator) -> None:
+    """A caller's own device array has the axes it has: its kernel is another one than that of a flat array."""
+    import taichi as ti
+
+    from tkern.lang import columns
+
+    x = rng.standard_normal((9, 2 * 3 * 7)).astype(np.float32)
+    given = ti.ndarray(ti.f32, (1,))
+    out = arrays.make_output((2, 3, 7), arrays.take("like", given, backend=backend), backend)
+    launch = Launch((out,))
+    launch.add(columns.sum_kernel(backend, 42), _device(x, backend), out.argument, 9, 42, 42)
+    launch.run()
+    (got,) = launch.results()
+    np.testing.assert_allclose(got.to_numpy(), x.astype(np.float64).sum(0).reshape(2, 3, 7), atol=3e-6)
+
+
+def test_conditions_are_joined(backend: str) -> None:
+    """Of scalars and of vectors: both hold, or one of them."""
+    from tests import kernels
+
+    x = np.linspace(-3, 3, 32).astype(np.float32)
+    out = _output((32,), backend)
+    launch = Launch((out,))
+    launch.add(kernels.conditions(backend), _device(x, backend), out.argument)
+    launch.run()
+    want = np.where(((x > 0) & (x < 1)) | (x < -1), x, 0)
+    assert np.array_equal(launch.results()[0], want)
+
+
 def test_a_long_sum_stays_accurate(rng: np.random.Generator) -> None:
     """A chain of 6250 additions of ones' size would be off by far more than this."""
     from tests import kernels

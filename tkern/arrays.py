@@ -13,7 +13,8 @@ torch on MPS           through the CPU        through the CPU: torch and Taichi 
 ti.ndarray             in place               in place
 =====================  =====================  ============================================
 
-Results are of the kind of the op's first array.
+Results are of the kind of the op's first array. Through the CPU means two copies for each array, each way, and a wait
+for what the other side has queued: see docs/metal.md for torch on MPS.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from tkern import pool, runtime
+from tkern import hollow, pool, runtime
 from tkern.errors import AliasError, BackendUnavailable, DTypeError, OptionError, ShapeError, SizeLimitError
 from tkern.memory import memory_of, refuse_shared
 
@@ -153,7 +154,7 @@ def make_output(shape: tuple[int, ...], like: Input, backend: str, dtype: str = 
     count = math.prod(shape)
     if like.kind == "taichi":
         # One number has an axis here: Taichi's own array without axes cannot be indexed in a kernel.
-        array = sys.modules["taichi"].ndarray(getattr(sys.modules["taichi"], DTYPES[dtype]), shape or (1,))
+        array = _device_array(shape or (1,), dtype)
         return Output(shape, like, backend, as_vectors(memory_of(array)) if backend == "cpu" else array, array)
     if like.kind == "torch" and _shares_cuda(like.data, backend):
         torch = sys.modules["torch"]
@@ -219,6 +220,8 @@ def workspace(count: int, backend: str, dtype: str = "float32") -> Any:
     """
     if backend == "cpu":
         return pool.empty(_padded(count), dtype).reshape(-1, _WIDTH)
+    if hollow.arrays_are_hollow():
+        return _device_array(count, dtype)
     kept = _workspaces.pop((count, dtype), None)
     if kept is None or runtime.is_ended(kept):
         kept = _device_array(count, dtype)
@@ -322,12 +325,16 @@ def _padded(count: int) -> int:
     return max(_WIDTH, -(-count // _WIDTH) * _WIDTH)
 
 
-def _device_array(count: int, dtype: str = "float32") -> Any:
+def _device_array(shape: int | tuple[int, ...], dtype: str = "float32") -> Any:
     ti = sys.modules["taichi"]
+    kind = getattr(ti, DTYPES[dtype])
+    shape = (max(1, shape),) if isinstance(shape, int) else shape
+    if hollow.arrays_are_hollow():
+        return hollow.array(kind, shape)
     try:
-        return ti.ndarray(getattr(ti, DTYPES[dtype]), max(1, count))
+        return ti.ndarray(kind, shape)
     except RuntimeError as error:
-        size, why = count * np.dtype(dtype).itemsize, str(error).strip().splitlines()[0]
+        size, why = math.prod(shape) * np.dtype(dtype).itemsize, str(error).strip().splitlines()[0]
         raise SizeLimitError(f"the device could not give {size} bytes for an array: {why}") from error
 
 

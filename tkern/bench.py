@@ -46,7 +46,7 @@ __all__ = ["PEERS", "Row", "run", "summarize", "write"]
 PEERS = ("numpy", "torch")
 _KERNEL = "tkern-kernel"
 # MiB of the copy that is the roof: far beyond the last cache, but short on a device in software.
-_ROOF_SIZES = {"cpu": 128, "cuda": 1024, "metal": 256, "vulkan": 256}
+ROOF_SIZES = {"cpu": 128, "cuda": 1024, "metal": 256, "vulkan": 256}
 _SOFTWARE_ROOF = 32
 
 
@@ -92,7 +92,7 @@ def run(ops: Iterable[Op], backends: Iterable[str], peers: Iterable[str], which:
         for backend in backends:
             with runtime.compiling(backend) as found:
                 device, software = found.device or backend, found.in_software
-                megabytes = _SOFTWARE_ROOF if software else _ROOF_SIZES[backend]
+                megabytes = _SOFTWARE_ROOF if software else ROOF_SIZES[backend]
                 bar.step(f"{backend}: roof")
                 roof = measure_roof(backend, megabytes)
                 timed: list[Row] = []

@@ -1,4 +1,4 @@
-"""The command line: ``tkern devices | list | parity | bench | plot``.
+"""The command line: ``tkern devices | list | parity | bench | plot | msl | report``.
 
 Exit codes: 0 all held, 1 something did not, 2 asked for what is not there.
 """
@@ -65,6 +65,18 @@ def _parser() -> argparse.ArgumentParser:
     plot.add_argument("folder", metavar="DIR", help="where results.csv is")
     plot.add_argument("--out", metavar="DIR", help="where the pictures go (default: DIR)")
     plot.set_defaults(command=_plot)
+
+    msl = commands.add_parser("msl", help="make every kernel's MSL, and check that Metal can take it; needs no Mac")
+    msl.add_argument("ops", nargs="*", metavar="OP", help="ops by name; all by default (see tkern list)")
+    _add_kernels(msl)
+    msl.add_argument("--out", metavar="DIR", help="keep the SPIR-V, the MSL and msl.json there")
+    msl.add_argument("--once", action="store_true", help="one configuration of each kernel instead of all")
+    msl.set_defaults(command=_msl)
+
+    report = commands.add_parser("report", help="one file to send: devices, parity, a quick bench and versions")
+    _add_selection(report)
+    report.add_argument("--out", metavar="FILE", required=True, help="a JSON file, without personal data")
+    report.set_defaults(command=_report)
     return parser
 
 
@@ -145,6 +157,34 @@ def _plot(arguments: argparse.Namespace, console: Console) -> int:
     for path in plot.draw_results(results, _output_folder(arguments.out or str(folder), "--out")):
         console.print(f"drawn: {path}")
     return 0
+
+
+def _msl(arguments: argparse.Namespace, console: Console) -> int:
+    from tkern import metal, registry
+    from tkern.msl import table
+
+    out = None if arguments.out is None else _output_folder(arguments.out, "--out")
+    registry.select(registry.all_ops(arguments.kernels), arguments.ops)
+    found = metal.check(arguments.ops, arguments.kernels, out, once=arguments.once)
+    table.show(found, console)
+    if out is not None:
+        console.print(f"written: {out}")
+    return 0 if all(one.held for one in found) else 1
+
+
+def _report(arguments: argparse.Namespace, console: Console) -> int:
+    from tkern import machine_report, registry, report
+
+    out = _output_file(arguments.out, "--out")
+    assert out is not None
+    ops = registry.select(registry.all_ops(arguments.kernels), arguments.ops)
+    found = machine_report.make(ops, _chosen(arguments.backend))
+    report.show_devices(found.devices, console)
+    report.show_parity(found.parity, console)
+    report.show_bench(found.bench, console)
+    out.write_text(found.text(), encoding="utf-8")
+    console.print(f"written: {out}")
+    return 0 if found.held else 1
 
 
 def _chosen(names: list[str]) -> list[str]:

@@ -19,9 +19,17 @@ from pathlib import Path
 
 from tkern import cache
 
-__all__ = ["NAMES", "Backend", "probe"]
+__all__ = ["NAMES", "WHERE_RUN", "Backend", "probe"]
 
 NAMES = ("cpu", "metal", "vulkan", "cuda")
+
+# What this version was tried on before it was given away, whatever this machine has; the README says the same.
+WHERE_RUN = {
+    "cpu": "in CI: all tests, parity of every op",
+    "metal": "checked statically (tkern msl in CI), not yet run on a device",
+    "vulkan": "in CI on a device in software: all tests, parity of every op; by hand on an H200",
+    "cuda": "by hand on an H200: parity of every op, benchmarks",
+}
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,11 @@ class Launch:
         """Add a kernel, to be run after those added before."""
         self._steps.append((kernel, arguments))
 
+    @property
+    def steps(self) -> tuple[tuple[Any, tuple[Any, ...]], ...]:
+        """The kernels and their arguments, in order."""
+        return tuple(self._steps)
+
     def run(self) -> None:
         """Launch the kernels. On a GPU they may still be running when this returns; see ``results``.
 

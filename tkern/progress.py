@@ -19,6 +19,12 @@ class Steps:
         self._task = task
         self._begun = False
 
+    def more(self, count: int) -> None:
+        """Say that there are so many steps more than was known."""
+        if self._progress is not None:
+            total = self._progress.tasks[self._task].total or 0
+            self._progress.update(self._task, total=total + count)  # type: ignore[arg-type]
+
     def step(self, text: str) -> None:
         """Begin the next step."""
         if self._progress is not None:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tkern.bench import Row, summarize
+from tkern.devices import WHERE_RUN
 from tkern.parity import CaseResult, OpResult
 from tkern.runtime import Backend
 from tkern.spec import Op
@@ -17,14 +18,17 @@ __all__ = ["show_bench", "show_devices", "show_ops", "show_parity"]
 
 
 def show_devices(backends: Iterable[Backend], console: Console) -> None:
-    """Print which backends there are, and for each that is missing why, and what would bring it."""
+    """Print which backends there are, for each that is missing why and what would bring it, and where it was tried."""
     table = Table(title="backends on this machine", title_justify="left", box=SIMPLE)
     table.add_column("backend", no_wrap=True)
     table.add_column("", no_wrap=True)
     table.add_column("device, or why it is missing")
+    table.add_column("what was run where, of this version")
     for backend in backends:
         mark = "[green]yes[/]" if backend.available else "[yellow]no[/]"
-        table.add_row(backend.name, mark, backend.device if backend.available else backend.why_not)
+        table.add_row(
+            backend.name, mark, backend.device if backend.available else backend.why_not, WHERE_RUN[backend.name]
+        )
     console.print(table)
 
 

@@ -20,7 +20,7 @@ from tkern.lang.rows import RowSizes
 from tkern.launch import Launch
 from tkern.timing import measure
 
-__all__ = ["Roof", "measure_roof"]
+__all__ = ["Roof", "copy_launch", "measure_roof", "rows_of"]
 
 # One row of the copy; the sizes are those of an op that streams, on each backend.
 _COLS = 4096
@@ -28,7 +28,13 @@ _SIZES = {
     "cpu": RowSizes(programs=64),
     "cuda": RowSizes(programs=1056, lanes=(256,), held=16),
     "vulkan": RowSizes(programs=1056, lanes=(256,), held=16),
-    "metal": RowSizes(programs=512, lanes=(256,), held=16),
+    "metal": RowSizes(
+        programs=512,
+        lanes=(256,),
+        held=16,
+        reason="16 loads of a lane before its first store; 20 registers, 43 with addresses, so that a core runs four "
+        "groups of 256 (tkern msl)",
+    ),
 }
 
 
@@ -60,9 +66,9 @@ class Roof:
 
 def measure_roof(backend: str, megabytes: int) -> Roof:
     """Measure the roof of ``backend``, which must be on, copying ``megabytes`` MiB (well beyond any cache)."""
-    rows = megabytes * 2**20 // (4 * _COLS)
+    rows = rows_of(megabytes)
     moved = 2 * rows * _COLS * 4
-    copies = {"tkern": _tkern_copy(backend, rows)}
+    copies = {"tkern": copy_launch(backend, rows).run}
     products: dict[str, Callable[[], Any]] = {}
     torch = _torch()
     if backend == "cpu":
@@ -104,7 +110,13 @@ def synchronize_torch() -> None:
         torch.mps.synchronize()
 
 
-def _tkern_copy(backend: str, rows: int) -> Callable[[], None]:
+def rows_of(megabytes: int) -> int:
+    """Return how many rows are copied to copy so many MiB."""
+    return megabytes * 2**20 // (4 * _COLS)
+
+
+def copy_launch(backend: str, rows: int) -> Launch:
+    """Return the launch that copies so many rows of 4096 floats in tkern's own language."""
     from tkern.lang.copying import copy_rows
 
     source, target = (arrays.zeros(rows * _COLS, backend) for _ in range(2))
@@ -114,7 +126,7 @@ def _tkern_copy(backend: str, rows: int) -> Callable[[], None]:
     plan = plan_rows(backend, _SIZES[backend], rows, _COLS)
     launch = Launch(())
     launch.add(compiled(copy_rows, plan.words), source, target, rows, _COLS, plan.programs)
-    return launch.run
+    return launch
 
 
 def _square(size: int) -> np.ndarray:

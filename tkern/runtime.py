@@ -118,15 +118,18 @@ def using(name: str) -> Iterator[Backend]:
 
 
 @contextlib.contextmanager
-def compiling(name: str) -> Iterator[Backend]:
-    """Run a block on backend ``name`` started anew without its cache, so that every kernel is compiled in it."""
+def compiling(name: str, options_of: str | None = None) -> Iterator[Backend]:
+    """Run a block on backend ``name`` started anew without its cache, so that every kernel is compiled in it.
+
+    ``options_of`` names a backend whose compile options are taken instead of its own.
+    """
     with _lock:
         before = _started
     found = find(name)
     try:
         with _lock:
             _refuse_forked()
-            _start(name, cached=False)
+            _start(name, cached=False, options_of=options_of)
         yield found
     finally:
         with _lock:
@@ -186,10 +189,10 @@ def _taichi() -> Any:
     return taichi
 
 
-def _start(name: str, *, cached: bool = True) -> None:
+def _start(name: str, *, cached: bool = True, options_of: str | None = None) -> None:
     global _started, _program
     ti = _taichi()
-    options = dict(OPTIONS[name])
+    options = dict(OPTIONS[options_of or name])
     folder = cache.folder_for(name, {**options, "taichi": ti.__version__}) if cached else None
     options["offline_cache"] = folder is not None
     # Taichi makes its cache folders even if it is told to keep nothing, and ends the process if it cannot.

@@ -10,6 +10,7 @@ import taichi as ti
 
 from tkern.lang.rows import VECTOR_WIDTH as WIDTH
 from tkern.lang.rows_cpu import Vector, load, store_some
+from tkern.lang.rows_gpu import element, put
 
 # A program of a GPU sums 32 columns, 8 lanes to a column: neighbouring lanes read neighbouring columns, and a column
 # of a few hundred private rows is a few dozen loads for each of its lanes.
@@ -52,7 +53,8 @@ def _cpu():
 
 @lru_cache(maxsize=None)
 def _gpu(padded_blocks: int):
-    array = ti.types.ndarray(dtype=ti.f32, ndim=1)
+    # Of any rank: ``out`` may be a caller's own device array, with the axes it has.
+    array = ti.types.ndarray(dtype=ti.f32)
 
     @ti.kernel
     def sum_private_rows(partial: array, out: array, rows: ti.i32, stride: ti.i32, cols: ti.i32):
@@ -66,7 +68,7 @@ def _gpu(padded_blocks: int):
             for step in range((rows + (_SHARERS - 1)) // _SHARERS):
                 r = step * _SHARERS + sharer
                 if r < rows and column < cols:
-                    s += partial[r * stride + column]
+                    s += element(partial, r * stride + column)
             shared[lane] = s
             ti.simt.block.sync()
             for bit in ti.static((2, 1, 0)):
@@ -74,6 +76,6 @@ def _gpu(padded_blocks: int):
                     shared[lane] = shared[lane] + shared[lane + (_COLUMNS << bit)]
                 ti.simt.block.sync()
             if sharer == 0 and column < cols:
-                out[column] = shared[lane]
+                put(out, column, shared[lane])
 
     return sum_private_rows

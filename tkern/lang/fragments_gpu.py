@@ -10,6 +10,7 @@ import taichi as ti
 
 from tkern.lang.macros import handle, macro, value, variable
 from tkern.lang.rows_gpu import element
+from tkern.lang.safe import either
 
 # The bits of a float32 that are not its sign; what is at least _INFINITY in them is not finite.
 _MAGNITUDE = 0x7FFFFFFF
@@ -197,7 +198,7 @@ class Slice:
     def has_odd(self, n):
         """Return whether the n-th group has a number that is not finite."""
         found = [(ti.bit_cast(x, ti.i32) & _MAGNITUDE) >= _INFINITY for x in self.numbers[n]]
-        return found[0] | found[1] | found[2] | found[3]
+        return either(either(found[0], found[1]), either(found[2], found[3]))
 
 
 @ti.func

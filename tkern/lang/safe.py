@@ -1,11 +1,14 @@
 """Mathematics that gives the same answer on every backend.
 
 Metal always compiles with fast-math: infinities and NaN tests by comparison cannot be relied on there, so a hidden
-score is ``LOWEST``, a finite number, and a NaN is found by its bits. On a CPU a 16-wide vector takes only the plain
-operators (Taichi aborts on ``ti.exp`` of one), so ``vector_exp`` is built from those.
+score is ``LOWEST``, a finite number, and a NaN is found by its bits. SPIR-V has no bitwise operation on conditions, so
+two of them are joined by ``both`` and ``either``, not by ``&`` and ``|``. On a CPU a 16-wide vector takes only the
+plain operators (Taichi aborts on ``ti.exp`` of one), so ``vector_exp`` is built from those.
 """
 
 import taichi as ti
+
+from tkern.lang.macros import macro
 
 # Stands for minus infinity. exp(LOWEST - x) is 0 for every score x above -1e29, and nothing overflows on the way.
 LOWEST = -1.0e30
@@ -20,6 +23,18 @@ _EXP_MOST = 88.37
 # exp(r) for |r| ≤ ln(2)/2 is 1 + r + r²·p(r), p of these from r⁰ up: the polynomial of least greatest relative error
 # (3.1e-9), found by reweighted least squares.
 _EXP_TERMS = (0.4999999404, 0.1666651964, 0.0416683927, 0.0083687808, 0.0013814467)
+
+
+@macro
+def both(one, other):
+    """Return whether both conditions hold, each made anyway; of vectors, for each element."""
+    return ti.select(one, other, False)
+
+
+@macro
+def either(one, other):
+    """Return whether one of two conditions holds, each made anyway; of vectors, for each element."""
+    return ti.select(one, True, other)
 
 
 @ti.func

@@ -9,6 +9,7 @@ import taichi as ti
 from tkern.lang.fragments_gpu import Fragment
 from tkern.lang.macros import handle, macro, value
 from tkern.lang.products_gpu import Along, stage, staged_fours
+from tkern.lang.safe import both
 
 
 @handle
@@ -74,7 +75,7 @@ class Scores:
         r = value(self.part.row(i))
         row = f.row(value(first_row + ti.min(r, rows - 1)))
         # Not "!= 0", which is false of a NaN on every backend.
-        return row, value(((row.factor == 0.0) == 0) & (r < rows))
+        return row, value(both((row.factor == 0.0) == 0, r < rows))
 
     @macro
     def columns(self, first_column):
@@ -100,8 +101,9 @@ class Scores:
     def is_inside(self, f, rows, first_column):
         """Return whether all of the tile's scores are visible by position, and none lies outside of the matrix."""
         words, band = self.program.words, self.band
-        below = (band.low <= 1 - words.queries) & (rows == words.queries)
-        return below & (band.high >= words.keys - 1) & (first_column + words.keys <= f.n.keys)
+        below = both(band.low <= 1 - words.queries, rows == words.queries)
+        above = both(band.high >= words.keys - 1, first_column + words.keys <= f.n.keys)
+        return value(both(below, above))
 
     @macro
     def weigh_each(self, f, lines, first_row, rows, first_column, inside):

@@ -69,6 +69,12 @@ class TileSizes:
     most_parts: int = 0
     reason: str = field(default="", compare=False)
 
+    def __str__(self) -> str:
+        return (
+            f"{self.queries}×{self.keys}, width {self.width}, {self.lanes} lanes, {self.across} and {self.sums_across} "
+            f"across, slices of {self.slice}"
+        )
+
     def launched_for(self, programs: int) -> int:
         """Return how many workgroups to launch for so many programs, 0 for a number known only at run time."""
         return next((n for n in self.launched if n >= programs), 0)

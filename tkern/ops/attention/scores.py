@@ -10,7 +10,7 @@ row, and Δ = rowsum(out·dout) − dlse::
 import taichi as ti
 
 from tkern.lang.macros import handle, macro, value
-from tkern.lang.safe import LOWEST
+from tkern.lang.safe import LOWEST, both
 
 
 @handle
@@ -85,7 +85,7 @@ class Scores:
     @macro
     def sees(self, row, columns):
         """Return whether one of the columns is visible by position."""
-        return (columns.last >= row.low) & (columns.first <= row.high)
+        return both(columns.last >= row.low, columns.first <= row.high)
 
     @ti.func
     def raw(self, s):

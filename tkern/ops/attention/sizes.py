@@ -27,8 +27,11 @@ SIZES: dict[str, tuple[TileSizes, ...]] = {
     ),
     "metal": (
         TileSizes(
-            64, 64, 64, 128, 16, 16, 16, resident=64, most_parts=2**26,
-            reason="not measured: chosen from Metal's limits, 26 of 32 KiB of memory a workgroup",
+            64, 64, 64, 256, 16, 16, 16, resident=32, most_parts=2**26,
+            reason="estimated from the MSL (tkern msl), not measured: 26 of 32 KiB, so two groups a core, if registers "
+            "allow: dk and dv want 150 (a thread has 128), dq 109, the forward 93. 128 lanes want 240, 183 and 151; "
+            "64 × 32 with 128 lanes 160, 130 and 114; 32 × 32 with 64 lanes 200, 135 and 119. Groups of 256 threads "
+            "run with any number of registers. 32 cores, a group of dk and dv on each",
         ),
     ),
     "cuda": (

@@ -30,7 +30,13 @@ SIZES = {
     "cpu": RowSizes(programs=64, reason="as RMSNorm's"),
     "cuda": RowSizes(programs=264, lanes=(256,), held=16, reason="as RMSNorm's"),
     "vulkan": RowSizes(programs=264, lanes=(256,), held=16, reason="as RMSNorm's"),
-    "metal": RowSizes(programs=128, lanes=(256,), held=16, reason="as RMSNorm's"),
+    "metal": RowSizes(
+        programs=128,
+        lanes=(256,),
+        held=16,
+        reason="one array is held: up to 16 columns a lane in 18 registers, 37 with addresses (tkern msl), so that a "
+        "core runs four groups of 256; 3 programs for each of 40 cores",
+    ),
 }
 
 

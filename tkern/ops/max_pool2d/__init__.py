@@ -41,7 +41,13 @@ SIZES = {
     ),
     "cuda": _GPU,
     "vulkan": _GPU,
-    "metal": _GPU,
+    "metal": WindowSizes(
+        programs=(8, 64, 512, 4096),
+        lanes=256,
+        fixed=(7, 4),
+        reason="no shared memory, 20 to 28 registers, up to 35 with addresses (tkern msl), so that a core runs four "
+        "groups of 256, its most; a lane for each cell of a row, so that a simdgroup of 32 reads neighbours",
+    ),
 }
 
 

@@ -16,6 +16,7 @@ The words (``t``, ``p``, ``row``, …) are those of :mod:`tkern.lang.windows`.
 
 import taichi as ti
 
+from tkern.lang.safe import both, either
 from tkern.lang.window_numbers import given, is_nan_order
 
 
@@ -111,7 +112,8 @@ def _wins(window: ti.template(), a: ti.template()):
     """Return whether this cell is the window's first largest, or equals that one and is no NaN."""
     mine, its = window.mine(a.x), window.its(a.x, a.indices, a.moves)
     index = window.index(a.indices)
-    return (index == window.offset) | ((index >= 0) & (mine == its) & (is_nan_order(mine) == 0))
+    equal = both(mine == its, is_nan_order(mine) == 0)
+    return either(index == window.offset, both(index >= 0, equal))
 
 
 @ti.func
@@ -153,8 +155,8 @@ def _first_takes(cell: ti.template(), a: ti.template()):
 
 @ti.func
 def _equals_take(cell: ti.template(), a: ti.template()):
-    equal = (cell.order(cell.value(a.x)) == a.order) & (is_nan_order(a.order) == 0)
-    return cell.where((a.index == cell.offset) | equal, a.dy)
+    equal = both(cell.order(cell.value(a.x)) == a.order, is_nan_order(a.order) == 0)
+    return cell.where(either(a.index == cell.offset, equal), a.dy)
 
 
 def _backward_apart(t, share, split):
@@ -177,7 +179,7 @@ def _backward_apart(t, share, split):
                             x_order = cell.order(cell.value(x))
                             larger = x_order > order
                             # Equals are counted while they are the largest so far; a NaN has none.
-                            equal = (x_order == order) & (is_nan_order(order) == 0)
+                            equal = both(x_order == order, is_nan_order(order) == 0)
                             parts = ti.select(larger, 1.0, ti.select(equal, parts + split, parts))
                             order = ti.select(larger, x_order, order)
                             index = ti.select(larger, cell.offset, index)
