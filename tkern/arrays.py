@@ -76,7 +76,7 @@ class Input:
             return self.data if backend != "cpu" else as_vectors(memory_of(self.data))
         if self.kind == "torch" and _shares_cuda(self.data, backend):
             # Taichi launches on the default stream; what another stream still writes must be there first.
-            stream = sys.modules["torch"].cuda.current_stream(self.data.device)
+            stream = sys.modules["torch"].cuda.current_stream(0)
             if stream.cuda_stream != 0:
                 stream.synchronize()
             return self.data.detach().resolve_neg().contiguous().view(-1)
@@ -115,6 +115,12 @@ class Output:
             self.argument.fill_(number)
         else:
             self.argument.fill(number)
+
+    def is_ordered(self) -> bool:
+        """Return whether whoever reads the result waits for the kernel by itself: on the stream it was launched on."""
+        if self.like.kind != "torch" or self.value is None or not _shares_cuda(self.value, self.backend):
+            return False
+        return bool(sys.modules["torch"].cuda.current_stream(0).cuda_stream == 0)
 
     def result(self) -> Any:
         """Return the array in the caller's kind, after the kernel has been launched."""

@@ -9,13 +9,16 @@ rows of windows over a row of cells are walked.
 """
 
 import taichi as ti
+from taichi.lang import impl
 
-from tkern.lang.macros import handle, macro, value, variable
+from tkern.lang.macros import builder, handle, macro, value, variable
 from tkern.lang.rows_cpu import WIDTH, Vector, load, store, store_scalar
 from tkern.lang.window_vectors import (
     Ints,
     interleaved,
+    lane,
     lane_numbers,
+    lanes,
     load_ints,
     store_first,
     taken,
@@ -119,11 +122,17 @@ class _BlockCells:
     @macro
     def sum(self, total, a, c, f, given):
         places_h, places_w = (_places(axis) for axis in self.row.program.words.fixed)
-        first = value(self.row.begin + self.block)
+        furthest = max(shift for _, shift in places_w)
+        first = value(self.row.begin + self.block - furthest)
         rows = {shift: value(first - shift * self.row.program.w.windows) for _, shift in places_h}
+        vectors = {shift: (value(at >> 4), value(at & 15)) for shift, at in rows.items()}
+        n = self.row.program.n
+        ahead = {s: value(n.kernel_w - (len(places_w) - (furthest - s))) for _, s in places_w}
+        mask = (1 << (WIDTH - 1 + furthest - min(ahead)).bit_length()) - 1
         for i, (r_h, shift_h) in enumerate(places_h):
             for j, (r_w, shift_w) in enumerate(places_w):
-                over = _Block(value(rows[shift_h] - shift_w), i * len(places_w) + j)
+                vector, within = vectors[shift_h]
+                over = _Block(vector, value((within + ahead[shift_w]) & mask), i * len(places_w) + j)
                 _add(total, i % self.chains if self.chains > 1 else r_h * self.strides[1] + r_w, f(over, given))
 
     @ti.func
@@ -153,17 +162,18 @@ class _BlockCells:
 class _Block:
     """16 windows from ``at`` on, over cells that are at place ``offset`` of them."""
 
-    def __init__(self, at, offset):
-        self.at = at
+    def __init__(self, vector, first, offset):
+        self.vector = vector
+        self.first = first
         self.offset = offset
 
     @macro
     def index(self, a):
-        return load_ints(a, self.at)
+        return lanes(lambda k: ti.cast(lane(impl.subscript(builder(), a, self.vector), self.first + k), ti.i32))
 
     @macro
     def value(self, a):
-        return load(a, self.at)
+        return lanes(lambda k: lane(impl.subscript(builder(), a, self.vector), self.first + k))
 
     @macro
     def where(self, condition, v):

@@ -65,6 +65,9 @@ class AxisNumbers:
     inverse: int
 
 
+# Plans of the last sizes that were asked for: a training loop asks for the same few again and again.
+_KEPT = 256
+
 Fixed = tuple[tuple[int, int, int, int], ...]
 NAMES = tuple(AxisNumbers.__dataclass_fields__)
 
@@ -75,12 +78,16 @@ class WindowSizes:
 
     ``programs``  how many programs a launch may have, the least that suffices is taken
     ``lanes``     threads of a program
+    ``rows``      of cells that a lane takes in one column, where the geometry is compiled in
+    ``taps``      places of windows that such a lane may look at in all: fewer rows where windows overlap more
     ``fixed``     the widest kernel and the largest stride of an axis that is compiled in
     ``reason``    what was measured, or what the hardware allows, that chose these
     """
 
     programs: tuple[int, ...]
     lanes: int = 1
+    rows: int = 1
+    taps: int = 128
     fixed: tuple[int, int] = (0, 0)
     reason: str = ""
 
@@ -94,9 +101,12 @@ class WindowPart:
     numbers: Group
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Images:
-    """``planes`` images, their axes, and the type of offsets in their windows."""
+    """``planes`` images, their axes, and the type of offsets in their windows.
+
+    Plans are remembered by this object itself, not by its numbers: whoever asks again hands over the same one.
+    """
 
     planes: int
     h: AxisNumbers
@@ -104,6 +114,7 @@ class Images:
     dtype: str
 
 
+@lru_cache(maxsize=_KEPT)
 def plan_cells(backend: str, sizes: WindowSizes, images: Images, *, ties: bool = False) -> list[WindowPart]:
     """Plan launches that together have every row of cells once.
 
@@ -111,9 +122,11 @@ def plan_cells(backend: str, sizes: WindowSizes, images: Images, *, ties: bool =
     """
     h, w = images.h, images.w
     rows = images.planes * h.size
+    fixed = _fixed(sizes, h, w)
+    if backend != "cpu" and fixed is not None and not ties:
+        return [_bands(sizes, images, fixed)]
     if backend != "cpu" or ties:
         return [_one_by_one(backend, sizes, images, rows, w.size)]
-    fixed = _fixed(sizes, h, w)
     # Where windows reach as far as the image, no window's cell has the place of another row's (see windows_cpu).
     if fixed is not None and all(axis.windows * axis.stride >= axis.size for axis in (h, w)):
         return _plan_blocks(sizes, images, fixed)
@@ -175,6 +188,7 @@ def _shifts(axis: AxisNumbers) -> tuple[int, int]:
     return -axis.pad // axis.stride, ((axis.kernel - 1) * axis.dilation - axis.pad) // axis.stride
 
 
+@lru_cache(maxsize=_KEPT)
 def plan_windows(backend: str, sizes: WindowSizes, images: Images, *, ties: bool = False) -> list[WindowPart]:
     """Plan launches that together have every row of windows once; ``ties`` as in :func:`plan_cells`."""
     h, w = images.h, images.w
@@ -233,6 +247,18 @@ def _one_by_one(backend: str, sizes: WindowSizes, images: Images, rows: int, col
     return WindowPart(words, min(groups, launched), numbers)
 
 
+def _bands(sizes: WindowSizes, images: Images, fixed: Fixed) -> WindowPart:
+    h, w = images.h, images.w
+    # How many windows lie over a cell, on average over a block's rows, and at most over a column.
+    taps = h.kernel * -(-w.kernel // w.step)
+    blocks = max(1, min(sizes.rows // h.stride, sizes.taps // taps, -(-h.size // h.stride)))
+    bands = images.planes * -(-h.size // (blocks * h.stride))
+    programs = -(-bands * w.size // sizes.lanes)
+    launched = next((n for n in sizes.programs if n >= programs), sizes.programs[-1])
+    words = _gpu_bands(sizes.lanes, launched, blocks, fixed, images.dtype)
+    return WindowPart(words, min(programs, launched), _few_numbers(images, bands))
+
+
 def _fixed(sizes: WindowSizes, h: AxisNumbers, w: AxisNumbers) -> Fixed | None:
     if max(h.kernel, w.kernel) > sizes.fixed[0] or max(h.stride, w.stride) > sizes.fixed[1]:
         return None
@@ -253,6 +279,13 @@ def _numbers(images: Images, rows: int, skip_at: int, skip: int) -> Group:
     return Group(Numbers, **values)
 
 
+def _few_numbers(images: Images, rows: int) -> Group:
+    from tkern.lang.window_numbers import FewNumbers
+
+    h, w = images.h, images.w
+    return Group(FewNumbers, rows=rows, size_h=h.size, windows_h=h.windows, size_w=w.size, windows_w=w.windows)
+
+
 @lru_cache(maxsize=None)
 def _cpu_words(fixed: Fixed | None, whole: bool, long: bool, dtype: str) -> Any:
     from tkern.lang.windows_cpu import CpuWindows
@@ -265,6 +298,13 @@ def _cpu_cells(fixed: Fixed | None, dtype: str) -> Any:
     from tkern.lang.windows_one import CpuCells
 
     return CpuCells(fixed, dtype)
+
+
+@lru_cache(maxsize=None)
+def _gpu_bands(lanes: int, launched: int, blocks: int, fixed: Fixed, dtype: str) -> Any:
+    from tkern.lang.window_bands_gpu import GpuBands
+
+    return GpuBands(lanes, launched, blocks, fixed, dtype)
 
 
 @lru_cache(maxsize=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -29,6 +30,7 @@ TIES = ("first", "split", "all")
 _GPU = WindowSizes(
     programs=(8, 64, 512, 4096),
     lanes=256,
+    rows=8,
     fixed=(7, 4),
     reason="a lane for each cell of a row, so that neighbours read neighbours; not chosen by measurement yet",
 )
@@ -238,6 +240,7 @@ def _check_count(shape: tuple[int, ...], backend: str) -> None:
     arrays.take("x", np.broadcast_to(np.float32(0), shape), backend=backend)
 
 
+@functools.lru_cache(maxsize=256)
 def _images(geometry: Geometry, planes: int) -> Images:
     return Images(planes, _numbers("h", geometry.h), _numbers("w", geometry.w), geometry.index_dtype)
 
