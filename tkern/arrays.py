@@ -159,7 +159,7 @@ def make_output(shape: tuple[int, ...], like: Input, backend: str, dtype: str = 
     count = math.prod(shape)
     if like.kind == "taichi":
         # One number has an axis here: Taichi's own array without axes cannot be indexed in a kernel.
-        array = sys.modules["taichi"].ndarray(getattr(sys.modules["taichi"], DTYPES[dtype]), shape or (1,))
+        array = _ndarray(shape or (1,), dtype)
         return Output(shape, like, backend, as_vectors(memory_of(array)) if backend == "cpu" else array, array)
     if like.kind == "torch" and _shares_cuda(like.data, backend):
         torch = sys.modules["torch"]
@@ -238,7 +238,7 @@ def zeros(count: int, backend: str) -> Any:
     """Return a kernel argument of ``count`` zeros that no caller sees."""
     if backend == "cpu":
         return np.zeros((_padded(count) // _WIDTH, _WIDTH), np.float32)
-    return _device_array(count)  # which Taichi fills with zeros
+    return sys.modules["taichi"].ndarray(sys.modules["taichi"].f32, max(1, count))  # which Taichi fills with zeros
 
 
 def constants(host: np.ndarray, backend: str) -> Any:
@@ -329,12 +329,27 @@ def _padded(count: int) -> int:
 
 
 def _device_array(count: int, dtype: str = "float32") -> Any:
-    ti = sys.modules["taichi"]
     try:
-        return ti.ndarray(getattr(ti, DTYPES[dtype]), max(1, count))
+        return _ndarray((max(1, count),), dtype)
     except RuntimeError as error:
         size, why = count * np.dtype(dtype).itemsize, str(error).strip().splitlines()[0]
         raise SizeLimitError(f"the device could not give {size} bytes for an array: {why}") from error
+
+
+def _ndarray(shape: tuple[int, ...], dtype: str) -> Any:
+    """Return a new ti.ndarray with undefined values; Taichi's own word for it fills it with zeros, a pass of its own."""
+    ti = sys.modules["taichi"]
+    kind = getattr(ti, DTYPES[dtype])
+    if math.prod(shape) == 0:
+        return ti.ndarray(kind, shape)
+    array = ti.ScalarNdarray.__new__(ti.ScalarNdarray)
+    ti.Ndarray.__init__(array)
+    array.arr = ti.lang.impl.get_runtime().prog.create_ndarray(
+        kind, shape, layout=ti.Layout.NULL, zero_fill=False, dbg_info=ti._lib.core.DebugInfo("")
+    )
+    array.dtype = array.element_type = kind
+    array.shape = tuple(array.arr.shape)
+    return array
 
 
 def _upload(host: np.ndarray) -> Any:

@@ -28,7 +28,7 @@ TIES = ("first", "split", "all")
 
 # What was measured, or what the hardware allows, that chose these; see docs/measurements.md.
 _GPU = WindowSizes(
-    programs=(8, 64, 512, 4096),
+    programs=(8, 64, 512, 1024, 2048, 4096, 8192, 16384),
     lanes=256,
     rows=8,
     fixed=(7, 4),
