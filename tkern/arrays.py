@@ -337,7 +337,7 @@ def _device_array(count: int, dtype: str = "float32") -> Any:
 
 
 def _ndarray(shape: tuple[int, ...], dtype: str) -> Any:
-    """Return a new ti.ndarray with undefined values; Taichi's own word for it fills it with zeros, a pass of its own."""
+    """Return a new ti.ndarray with undefined values: Taichi's own word fills it with zeros, a pass of its own."""
     ti = sys.modules["taichi"]
     kind = getattr(ti, DTYPES[dtype])
     if math.prod(shape) == 0:

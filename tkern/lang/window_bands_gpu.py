@@ -18,7 +18,10 @@ _NOWHERE = -(2**20)
 
 @handle
 class GpuBands:
-    """Words for ``launched`` workgroups of ``lanes`` threads; ``fixed`` is (kernel, stride, pad, dilation) of both axes."""
+    """Words for ``launched`` workgroups of ``lanes`` threads.
+
+    ``fixed`` is (kernel, stride, pad, dilation) of both axes, ``blocks`` how many blocks of rows a lane takes.
+    """
 
     Array = ti.types.ndarray(dtype=ti.f32)
     Numbers = FewNumbers
@@ -112,12 +115,14 @@ class _Cells:
                 begin = i * h.dilation - h.pad
                 row = block * h.stride + begin % h.stride
                 for column, place in self.over:
-                    window = _Over(self, block - begin // h.stride, column, value(i * self.band.program.w.kernel + place))
+                    window = _Over(
+                        self, block - begin // h.stride, column, value(i * self.band.program.w.kernel + place)
+                    )
                     total.parts[row]._assign(total.parts[row] + f(window, given))
 
     @macro
     def line(self, ahead):
-        """Return (start, real): where the row of windows ``ahead`` of the first block's begins, and whether it exists."""
+        """Return (start, real): where the row of windows ``ahead`` of the first block's begins, and if there is one."""
         if ahead not in self.lines:
             h, w = self.band.program.h, self.band.program.w
             row = value(self.band.block + ahead)

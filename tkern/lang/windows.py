@@ -94,11 +94,15 @@ class WindowSizes:
 
 @dataclass(frozen=True)
 class WindowPart:
-    """The words of one launch, its number of programs, and the numbers as a kernel takes them."""
+    """The words of one launch, its number of programs, and the numbers as a kernel takes them.
+
+    ``steps`` is the most that a lane's loops take in all, or 0 where nobody counts them: on a CPU.
+    """
 
     words: Any
     programs: int
     numbers: Group
+    steps: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +198,8 @@ def plan_windows(backend: str, sizes: WindowSizes, images: Images, *, ties: bool
     h, w = images.h, images.w
     rows = images.planes * h.windows
     if backend != "cpu" or ties:
-        return [_one_by_one(backend, sizes, images, rows, w.windows)]
+        # Its cells are looked at, and where dx is handed out those up to the next window as well.
+        return [_one_by_one(backend, sizes, images, rows, w.windows, (h.kernel + h.stride, w.kernel + w.stride))]
     # How far vectors reach over the ends of a row of cells.
     furthest = (max(w.windows, VECTOR_WIDTH) - 1) * w.stride + (w.kernel - 1) * w.dilation - w.pad
     before, after = -(-w.pad // w.size), -(-max(0, furthest + 1 - w.size) // w.size)
@@ -236,7 +241,10 @@ def _others(sizes: WindowSizes, images: Images, rows: int, low: int, high: int) 
     return WindowPart(words, min(count, sizes.programs[-1]), _numbers(images, count, low, high - low))
 
 
-def _one_by_one(backend: str, sizes: WindowSizes, images: Images, rows: int, cols: int) -> WindowPart:
+def _one_by_one(
+    backend: str, sizes: WindowSizes, images: Images, rows: int, cols: int, inner: tuple[int, int] = (0, 0)
+) -> WindowPart:
+    """Return rows of ``cols`` cells (or windows) one at a time, each with two nested loops of ``inner`` steps."""
     fixed, numbers = _fixed(sizes, images.h, images.w), _numbers(images, rows, 0, 0)
     if backend == "cpu":
         return WindowPart(_cpu_cells(fixed, images.dtype), min(rows, sizes.programs[-1]), numbers)
@@ -244,7 +252,9 @@ def _one_by_one(backend: str, sizes: WindowSizes, images: Images, rows: int, col
     groups = -(-rows // (sizes.lanes // per_row))
     launched = next((n for n in sizes.programs if n >= groups), sizes.programs[-1])
     words = _gpu_words(sizes.lanes, per_row, launched, fixed, images.dtype)
-    return WindowPart(words, min(groups, launched), numbers)
+    programs = min(groups, launched)
+    steps = -(-groups // programs) * (1 + -(-cols // per_row) * (1 + inner[0] * (1 + inner[1])))
+    return WindowPart(words, programs, numbers, steps)
 
 
 def _bands(sizes: WindowSizes, images: Images, fixed: Fixed) -> WindowPart:
@@ -256,7 +266,8 @@ def _bands(sizes: WindowSizes, images: Images, fixed: Fixed) -> WindowPart:
     programs = -(-bands * w.size // sizes.lanes)
     launched = next((n for n in sizes.programs if n >= programs), sizes.programs[-1])
     words = _gpu_bands(sizes.lanes, launched, blocks, fixed, images.dtype)
-    return WindowPart(words, min(programs, launched), _few_numbers(images, bands))
+    # Each band has a row of one group, under one row of one window.
+    return WindowPart(words, min(programs, launched), _few_numbers(images, bands), 4 * -(-programs // launched))
 
 
 def _fixed(sizes: WindowSizes, h: AxisNumbers, w: AxisNumbers) -> Fixed | None:
