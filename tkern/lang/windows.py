@@ -1,8 +1,9 @@
 """Plan how the cells of images and the windows over them are laid over programs and lanes.
 
 :func:`plan_cells` and :func:`plan_windows` return objects whose attributes and methods are the words of a kernel:
-:class:`tkern.lang.windows_cpu.CpuWindows` or one of :mod:`tkern.lang.windows_one`. A group is what a lane works on at
-once: on a GPU one cell (or window), on a CPU 16 windows side by side, or the cells that are theirs. The words:
+:class:`tkern.lang.windows_cpu.CpuWindows`, :class:`tkern.lang.window_bands_gpu.GpuBands` or one of
+:mod:`tkern.lang.windows_one`. A group is what a lane works on at once: on a GPU one cell (or window) or a band of
+cells, on a CPU 16 windows side by side, or the cells that are theirs. The words:
 
 ``t.Array``, ``t.Offsets``   annotations of float32 arrays, and of arrays of offsets in windows (bytes or int32)
 ``t.Numbers``                annotation of the geometry's numbers, one argument
