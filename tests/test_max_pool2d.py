@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tkern
-from tkern import arrays, parity, registry
+from tkern import arrays, parity, registry, runtime
 from tkern.errors import AliasError, DTypeError, OptionError, ShapeError, SizeLimitError
 from tkern.ops import max_pool2d as op
 from tkern.spec import Case
@@ -412,3 +412,24 @@ def test_indices_of_no_cell_read_nothing_beyond_the_arrays(backend: str, rng: np
     indices = np.full((2, 4, 4), 255, np.uint8)
     for ties in TIES:
         tkern.max_pool2d_backward(x, draw(rng, 2, 4, 4), 3, stride=2, ties=ties, indices=indices)
+
+
+def test_loops_that_a_software_device_ends_are_refused(backend: str) -> None:
+    x = np.arange(300 * 300, dtype=np.float32).reshape(300, 300)
+    if runtime.backend(backend).in_software:
+        with pytest.raises(SizeLimitError, match="^x: expected at most 65535 steps"):
+            tkern.max_pool2d(x, 300)
+    else:
+        y, indices = tkern.max_pool2d(x, 300)
+        assert (y.item(), indices.item()) == (x.size - 1, x.size - 1)
+
+
+def test_one_program_takes_what_many_take(backend: str, rng: np.random.Generator) -> None:
+    x = draw(rng, 3, 21, 300)
+    y, indices = tkern.max_pool2d(x, 3, stride=2, padding=1)
+    dy = draw(rng, *y.shape)
+    want = tkern.max_pool2d_backward(x, dy, 3, stride=2, padding=1, indices=indices)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(op.SIZES, backend, dataclasses.replace(op.SIZES[backend], programs=(1,)))
+        got = tkern.max_pool2d_backward(x, dy, 3, stride=2, padding=1, indices=indices)
+    assert got.tobytes() == want.tobytes()

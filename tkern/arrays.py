@@ -77,7 +77,7 @@ class Input:
             return self.data if backend != "cpu" else as_vectors(memory_of(self.data))
         if self.kind == "torch" and _shares_cuda(self.data, backend):
             # Taichi launches on the default stream; what another stream still writes must be there first.
-            stream = sys.modules["torch"].cuda.current_stream(self.data.device)
+            stream = sys.modules["torch"].cuda.current_stream(0)
             if stream.cuda_stream != 0:
                 stream.synchronize()
             return self.data.detach().resolve_neg().contiguous().view(-1)
@@ -116,6 +116,12 @@ class Output:
             self.argument.fill_(number)
         else:
             self.argument.fill(number)
+
+    def is_ordered(self) -> bool:
+        """Return whether whoever reads the result waits for the kernel by itself: on the stream it was launched on."""
+        if self.like.kind != "torch" or self.value is None or not _shares_cuda(self.value, self.backend):
+            return False
+        return bool(sys.modules["torch"].cuda.current_stream(0).cuda_stream == 0)
 
     def result(self) -> Any:
         """Return the array in the caller's kind, after the kernel has been launched."""
@@ -235,7 +241,7 @@ def zeros(count: int, backend: str) -> Any:
     """Return a kernel argument of ``count`` zeros that no caller sees."""
     if backend == "cpu":
         return np.zeros((_padded(count) // _WIDTH, _WIDTH), np.float32)
-    return _device_array(count)  # which Taichi fills with zeros
+    return _device_array(count, zeros=True)
 
 
 def constants(host: np.ndarray, backend: str) -> Any:
@@ -325,17 +331,31 @@ def _padded(count: int) -> int:
     return max(_WIDTH, -(-count // _WIDTH) * _WIDTH)
 
 
-def _device_array(shape: int | tuple[int, ...], dtype: str = "float32") -> Any:
-    ti = sys.modules["taichi"]
-    kind = getattr(ti, DTYPES[dtype])
+def _device_array(shape: int | tuple[int, ...], dtype: str = "float32", zeros: bool = False) -> Any:
     shape = (max(1, shape),) if isinstance(shape, int) else shape
-    if hollow.arrays_are_hollow():
-        return hollow.array(kind, shape)
     try:
-        return ti.ndarray(kind, shape)
+        return _ndarray(shape, dtype, zeros)
     except RuntimeError as error:
         size, why = math.prod(shape) * np.dtype(dtype).itemsize, str(error).strip().splitlines()[0]
         raise SizeLimitError(f"the device could not give {size} bytes for an array: {why}") from error
+
+
+def _ndarray(shape: tuple[int, ...], dtype: str, zeros: bool) -> Any:
+    """Return a new ti.ndarray, with undefined values or zeros: Taichi's own word writes zeros always, a pass more."""
+    ti = sys.modules["taichi"]
+    kind = getattr(ti, DTYPES[dtype])
+    if hollow.arrays_are_hollow():
+        return hollow.array(kind, shape)
+    if math.prod(shape) == 0:
+        return ti.ndarray(kind, shape)
+    array = ti.ScalarNdarray.__new__(ti.ScalarNdarray)
+    ti.Ndarray.__init__(array)
+    array.arr = ti.lang.impl.get_runtime().prog.create_ndarray(
+        kind, shape, layout=ti.Layout.NULL, zero_fill=zeros, dbg_info=ti._lib.core.DebugInfo("")
+    )
+    array.dtype = array.element_type = kind
+    array.shape = tuple(array.arr.shape)
+    return array
 
 
 def _upload(host: np.ndarray) -> Any:

@@ -6,8 +6,9 @@ without a passing check is not written. Two rows stand for tkern:
 ``tkern``         the public function, from checking the arguments to finished results in fresh arrays
 ``tkern-kernel``  the kernels alone, writing into buffers that are kept
 
-The two are timed in turns. Compile time stands apart: the backend is started without its cache, so a first launch
-compiles. The roof is measured before the ops and after them, and the better of both counts.
+The two are timed in turns; an op with ``variants``, other ways to call it, has a row for each (``tkern from x``).
+Compile time stands apart: the backend is started without its cache, so a first launch compiles. The roof is measured
+before the ops and after them, and the better of both counts.
 
 Peers do what a user of theirs would do, on the same inputs: NumPy on the CPU, PyTorch's autograd on the backend's
 device where it has one.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -35,7 +37,7 @@ from tkern import runtime
 from tkern.arrays import DTYPES
 from tkern.compare import FLOORS
 from tkern.errors import OptionError, TkernError
-from tkern.parity import compare_outputs, truth_of
+from tkern.parity import Truth, compare_outputs, truth_of
 from tkern.progress import steps
 from tkern.roof import Roof, measure_roof, synchronize_torch
 from tkern.spec import Inputs, Op, Shape, as_outputs
@@ -56,7 +58,7 @@ class Row:
 
     op: str
     backend: str
-    by: str  # "tkern", "tkern-kernel", or a peer
+    by: str  # "tkern", "tkern-kernel", a variant ("tkern from x"), or a peer
     shape: str
     dims: str
     elements: int
@@ -118,7 +120,7 @@ def summarize(rows: Iterable[Row]) -> dict[str, dict[str, dict[str, Any]]]:
         ratios = {
             peer: _geometric_mean([row.ms / own[row.shape] for row in mine if row.by == peer])
             for peer in dict.fromkeys(row.by for row in mine)
-            if peer not in ("tkern", _KERNEL)
+            if not peer.startswith("tkern")
         }
         share = _geometric_mean([row.roof for row in mine if row.by == _KERNEL and row.roof is not None])
         summary.setdefault(op, {})[backend] = {"vs": ratios, "roof": share, "cases": len(own)}
@@ -160,7 +162,8 @@ def _time_shape(
     launch.run()
     runtime.synchronize()
     first = time.perf_counter() - begun
-    error = _check(op, shape, backend, host, as_outputs(op.run(**inputs)))
+    truth = truth_of(op, host)
+    error = _check(op, shape, backend, truth, as_outputs(op.run(**inputs)))
 
     def row(by: str, timing: Timing, **extra: Any) -> Row:
         values: dict[str, Any] = {"compile_s": None, "roof": None, "error": None, **extra}
@@ -195,6 +198,11 @@ def _time_shape(
     rows = [
         row(by, timing, compile_s=compiled, error=error) for by, timing in zip(("tkern", _KERNEL), timings, strict=True)
     ]
+    for name, change in op.variants.items():
+        changed = change(inputs)
+        _check(op, shape, backend, truth, as_outputs(op.run(**changed)))
+        timing = measure(functools.partial(op.run, **changed), runtime.synchronize, device=backend != "cpu")
+        rows.append(row(f"tkern {name}", timing))
     for peer in peers:
         say(f"{op.name} on {backend}: {shape.name} by {peer}")
         given = _for_peer(peer, host, backend)
@@ -217,9 +225,9 @@ def _under(row: Row, roof: Roof) -> Row:
     )
 
 
-def _check(op: Op, shape: Shape, backend: str, host: Inputs, outputs: tuple[Any, ...]) -> float:
+def _check(op: Op, shape: Shape, backend: str, truth: Truth, outputs: tuple[Any, ...]) -> float:
     given = tuple(None if output is None else _to_numpy(output) for output in outputs)
-    found = compare_outputs(op, truth_of(op, host), given, FLOORS[backend][0])
+    found = compare_outputs(op, truth, given, FLOORS[backend][0])
     for one in found:
         if not one.held:
             raise TkernError(f"{op.name} on {backend} at {shape.name} is wrong and was not timed: {one}")

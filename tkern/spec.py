@@ -113,6 +113,8 @@ class Op:
     ``cost``        for a shape's dims, what must move and be computed; ``cost_text`` says it as a formula
     ``make``        the inputs of a shape to time, as a case's ``make`` with the dims added
     ``peers``       by name, what computes the same elsewhere: takes a shape's inputs, returns a function to time
+    ``variants``    by name, another way to ask the op for the same outputs, timed beside it: takes a shape's inputs,
+                    returns those of the variant
     """
 
     name: str
@@ -129,6 +131,7 @@ class Op:
     quick: tuple[Shape, ...]
     standard: tuple[Shape, ...]
     peers: Mapping[str, Callable[[Inputs], Callable[[], Any]]] = field(default_factory=dict)
+    variants: Mapping[str, Callable[[Inputs], Inputs]] = field(default_factory=dict)
     finite_differences: FiniteDifferences | None = None
     mutants: tuple[Mutant, ...] = ()
     scales: Callable[[Inputs, Outputs], Mapping[str, float]] | None = None

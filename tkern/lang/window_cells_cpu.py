@@ -17,6 +17,8 @@ from tkern.lang.window_vectors import (
     interleaved,
     lane_numbers,
     load_ints,
+    load_ints_on,
+    load_on,
     store_first,
     taken,
 )
@@ -119,11 +121,21 @@ class _BlockCells:
     @macro
     def sum(self, total, a, c, f, given):
         places_h, places_w = (_places(axis) for axis in self.row.program.words.fixed)
-        first = value(self.row.begin + self.block)
-        rows = {shift: value(first - shift * self.row.program.w.windows) for _, shift in places_h}
+        w = self.row.program.w
+        furthest = max(shift for _, shift in places_w)
+        first = value(self.row.begin + self.block - furthest)
+        # An address is a vector, once for each row of windows, and a number of places on from there. That number is
+        # kept from the compiler (kernel_w is what it is compiled for): where it sees that loads overlap, it shuffles.
+        rows = {}
+        for shift in {shift for _, shift in places_h}:
+            at = value(first - shift * w.windows)
+            rows[shift] = value(at >> 4), value(at & (WIDTH - 1))
+        on = {s: value(self.row.program.n.kernel_w - (w.kernel - furthest + s)) for _, s in places_w}
+        mask = (1 << (WIDTH - 1 + furthest - min(on)).bit_length()) - 1
         for i, (r_h, shift_h) in enumerate(places_h):
+            vector, within = rows[shift_h]
             for j, (r_w, shift_w) in enumerate(places_w):
-                over = _Block(value(rows[shift_h] - shift_w), i * len(places_w) + j)
+                over = _Block(vector, value((within + on[shift_w]) & mask), i * w.kernel + j)
                 _add(total, i % self.chains if self.chains > 1 else r_h * self.strides[1] + r_w, f(over, given))
 
     @ti.func
@@ -151,19 +163,20 @@ class _BlockCells:
 
 @handle
 class _Block:
-    """16 windows from ``at`` on, over cells that are at place ``offset`` of them."""
+    """16 windows from place ``first`` of a vector on, over cells that are at place ``offset`` of them."""
 
-    def __init__(self, at, offset):
-        self.at = at
+    def __init__(self, vector, first, offset):
+        self.vector = vector
+        self.first = first
         self.offset = offset
 
     @macro
     def index(self, a):
-        return load_ints(a, self.at)
+        return load_ints_on(a, self.vector, self.first)
 
     @macro
     def value(self, a):
-        return load(a, self.at)
+        return load_on(a, self.vector, self.first)
 
     @macro
     def where(self, condition, v):

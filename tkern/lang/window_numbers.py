@@ -14,6 +14,8 @@ Numbers = ti.types.struct(
     planes=ti.i32,
     **{f"{name}_{axis}": ti.i32 for axis in "hw" for name in NAMES},
 )
+# Those of them that a kernel needs whose geometry is compiled in: fewer take less time to hand over.
+FewNumbers = ti.types.struct(rows=ti.i32, size_h=ti.i32, windows_h=ti.i32, size_w=ti.i32, windows_w=ti.i32)
 OFFSETS = {"uint8": ti.u8, "int32": ti.i32}
 
 # Below the order of every float.
@@ -40,7 +42,7 @@ class Axis:
     """One axis of the geometry, its numbers run-time values, or Python's where they are compiled in."""
 
     def __init__(self, n, axis, fixed):
-        for name in NAMES:
+        for name in NAMES if fixed is None else ("size", "windows"):
             setattr(self, name, getattr(n, f"{name}_{axis}"))
         if fixed is not None:
             self.kernel, self.stride, self.pad, self.dilation = fixed

@@ -26,6 +26,17 @@ def load_ints(a, at):
 
 
 @macro
+def load_on(a, vector, first):
+    """Return the 16 floats from place ``first`` of a vector on, which may be beyond its end."""
+    return lanes(lambda k: lane(impl.subscript(builder(), a, vector), first + k))
+
+
+@macro
+def load_ints_on(a, vector, first):
+    return lanes(lambda k: ti.cast(lane(impl.subscript(builder(), a, vector), first + k), ti.i32))
+
+
+@macro
 def element(a, at, k):
     return lane(impl.subscript(builder(), a, at >> 4), (at & (WIDTH - 1)) + k)
 

@@ -1,8 +1,9 @@
 """Plan how the cells of images and the windows over them are laid over programs and lanes.
 
 :func:`plan_cells` and :func:`plan_windows` return objects whose attributes and methods are the words of a kernel:
-:class:`tkern.lang.windows_cpu.CpuWindows` or one of :mod:`tkern.lang.windows_one`. A group is what a lane works on at
-once: on a GPU one cell (or window), on a CPU 16 windows side by side, or the cells that are theirs. The words:
+:class:`tkern.lang.windows_cpu.CpuWindows`, :class:`tkern.lang.window_bands_gpu.GpuBands` or one of
+:mod:`tkern.lang.windows_one`. A group is what a lane works on at once: on a GPU one cell (or window) or a band of
+cells, on a CPU 16 windows side by side, or the cells that are theirs. The words:
 
 ``t.Array``, ``t.Offsets``   annotations of float32 arrays, and of arrays of offsets in windows (bytes or int32)
 ``t.Numbers``                annotation of the geometry's numbers, one argument
@@ -65,6 +66,9 @@ class AxisNumbers:
     inverse: int
 
 
+# Plans of the last sizes that were asked for: a training loop asks for the same few again and again.
+_KEPT = 256
+
 Fixed = tuple[tuple[int, int, int, int], ...]
 NAMES = tuple(AxisNumbers.__dataclass_fields__)
 
@@ -75,28 +79,39 @@ class WindowSizes:
 
     ``programs``  how many programs a launch may have, the least that suffices is taken
     ``lanes``     threads of a program
+    ``rows``      of cells that a lane takes in one column, where the geometry is compiled in
+    ``taps``      places of windows that such a lane may look at in all: fewer rows where windows overlap more
     ``fixed``     the widest kernel and the largest stride of an axis that is compiled in
     ``reason``    what was measured, or what the hardware allows, that chose these
     """
 
     programs: tuple[int, ...]
     lanes: int = 1
+    rows: int = 1
+    taps: int = 128
     fixed: tuple[int, int] = (0, 0)
     reason: str = ""
 
 
 @dataclass(frozen=True)
 class WindowPart:
-    """The words of one launch, its number of programs, and the numbers as a kernel takes them."""
+    """The words of one launch, its number of programs, and the numbers as a kernel takes them.
+
+    ``steps`` is the most that a lane's loops take in all, or 0 where nobody counts them: on a CPU.
+    """
 
     words: Any
     programs: int
     numbers: Group
+    steps: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Images:
-    """``planes`` images, their axes, and the type of offsets in their windows."""
+    """``planes`` images, their axes, and the type of offsets in their windows.
+
+    Plans are remembered by this object itself, not by its numbers: whoever asks again hands over the same one.
+    """
 
     planes: int
     h: AxisNumbers
@@ -104,6 +119,7 @@ class Images:
     dtype: str
 
 
+@lru_cache(maxsize=_KEPT)
 def plan_cells(backend: str, sizes: WindowSizes, images: Images, *, ties: bool = False) -> list[WindowPart]:
     """Plan launches that together have every row of cells once.
 
@@ -111,9 +127,11 @@ def plan_cells(backend: str, sizes: WindowSizes, images: Images, *, ties: bool =
     """
     h, w = images.h, images.w
     rows = images.planes * h.size
+    fixed = _fixed(sizes, h, w)
+    if backend != "cpu" and fixed is not None and not ties:
+        return [_bands(sizes, images, fixed)]
     if backend != "cpu" or ties:
         return [_one_by_one(backend, sizes, images, rows, w.size)]
-    fixed = _fixed(sizes, h, w)
     # Where windows reach as far as the image, no window's cell has the place of another row's (see windows_cpu).
     if fixed is not None and all(axis.windows * axis.stride >= axis.size for axis in (h, w)):
         return _plan_blocks(sizes, images, fixed)
@@ -175,12 +193,14 @@ def _shifts(axis: AxisNumbers) -> tuple[int, int]:
     return -axis.pad // axis.stride, ((axis.kernel - 1) * axis.dilation - axis.pad) // axis.stride
 
 
+@lru_cache(maxsize=_KEPT)
 def plan_windows(backend: str, sizes: WindowSizes, images: Images, *, ties: bool = False) -> list[WindowPart]:
     """Plan launches that together have every row of windows once; ``ties`` as in :func:`plan_cells`."""
     h, w = images.h, images.w
     rows = images.planes * h.windows
     if backend != "cpu" or ties:
-        return [_one_by_one(backend, sizes, images, rows, w.windows)]
+        # Its cells are looked at, and where dx is handed out those up to the next window as well.
+        return [_one_by_one(backend, sizes, images, rows, w.windows, (h.kernel + h.stride, w.kernel + w.stride))]
     # How far vectors reach over the ends of a row of cells.
     furthest = (max(w.windows, VECTOR_WIDTH) - 1) * w.stride + (w.kernel - 1) * w.dilation - w.pad
     before, after = -(-w.pad // w.size), -(-max(0, furthest + 1 - w.size) // w.size)
@@ -222,7 +242,10 @@ def _others(sizes: WindowSizes, images: Images, rows: int, low: int, high: int) 
     return WindowPart(words, min(count, sizes.programs[-1]), _numbers(images, count, low, high - low))
 
 
-def _one_by_one(backend: str, sizes: WindowSizes, images: Images, rows: int, cols: int) -> WindowPart:
+def _one_by_one(
+    backend: str, sizes: WindowSizes, images: Images, rows: int, cols: int, inner: tuple[int, int] = (0, 0)
+) -> WindowPart:
+    """Return rows of ``cols`` cells (or windows) one at a time, each with two nested loops of ``inner`` steps."""
     fixed, numbers = _fixed(sizes, images.h, images.w), _numbers(images, rows, 0, 0)
     if backend == "cpu":
         return WindowPart(_cpu_cells(fixed, images.dtype), min(rows, sizes.programs[-1]), numbers)
@@ -230,7 +253,22 @@ def _one_by_one(backend: str, sizes: WindowSizes, images: Images, rows: int, col
     groups = -(-rows // (sizes.lanes // per_row))
     launched = next((n for n in sizes.programs if n >= groups), sizes.programs[-1])
     words = _gpu_words(sizes.lanes, per_row, launched, fixed, images.dtype)
-    return WindowPart(words, min(groups, launched), numbers)
+    programs = min(groups, launched)
+    steps = -(-groups // programs) * (1 + -(-cols // per_row) * (1 + inner[0] * (1 + inner[1])))
+    return WindowPart(words, programs, numbers, steps)
+
+
+def _bands(sizes: WindowSizes, images: Images, fixed: Fixed) -> WindowPart:
+    h, w = images.h, images.w
+    # How many windows lie over a cell, on average over a block's rows, and at most over a column.
+    taps = h.kernel * -(-w.kernel // w.step)
+    blocks = max(1, min(sizes.rows // h.stride, sizes.taps // taps, -(-h.size // h.stride)))
+    bands = images.planes * -(-h.size // (blocks * h.stride))
+    programs = -(-bands * w.size // sizes.lanes)
+    launched = next((n for n in sizes.programs if n >= programs), sizes.programs[-1])
+    words = _gpu_bands(sizes.lanes, launched, blocks, fixed, images.dtype)
+    # Each band has a row of one group, under one row of one window.
+    return WindowPart(words, min(programs, launched), _few_numbers(images, bands), 4 * -(-programs // launched))
 
 
 def _fixed(sizes: WindowSizes, h: AxisNumbers, w: AxisNumbers) -> Fixed | None:
@@ -253,6 +291,13 @@ def _numbers(images: Images, rows: int, skip_at: int, skip: int) -> Group:
     return Group(Numbers, **values)
 
 
+def _few_numbers(images: Images, rows: int) -> Group:
+    from tkern.lang.window_numbers import FewNumbers
+
+    h, w = images.h, images.w
+    return Group(FewNumbers, rows=rows, size_h=h.size, windows_h=h.windows, size_w=w.size, windows_w=w.windows)
+
+
 @lru_cache(maxsize=None)
 def _cpu_words(fixed: Fixed | None, whole: bool, long: bool, dtype: str) -> Any:
     from tkern.lang.windows_cpu import CpuWindows
@@ -265,6 +310,13 @@ def _cpu_cells(fixed: Fixed | None, dtype: str) -> Any:
     from tkern.lang.windows_one import CpuCells
 
     return CpuCells(fixed, dtype)
+
+
+@lru_cache(maxsize=None)
+def _gpu_bands(lanes: int, launched: int, blocks: int, fixed: Fixed, dtype: str) -> Any:
+    from tkern.lang.window_bands_gpu import GpuBands
+
+    return GpuBands(lanes, launched, blocks, fixed, dtype)
 
 
 @lru_cache(maxsize=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -9,8 +10,17 @@ import numpy as np
 
 from tkern import arrays, runtime
 from tkern.errors import OptionError
-from tkern.lang.windows import AxisNumbers, Images, WindowSizes, can_hand_out, plan_cells, plan_windows
+from tkern.lang.windows import (
+    AxisNumbers,
+    Images,
+    WindowPart,
+    WindowSizes,
+    can_hand_out,
+    plan_cells,
+    plan_windows,
+)
 from tkern.launch import Launch
+from tkern.loops import refuse_long_loops
 from tkern.ops.max_pool2d.geometry import Axis, Geometry, geometry_of
 from tkern.ops.max_pool2d.indices import max_pool2d_indices_from_flat, max_pool2d_indices_to_flat
 
@@ -27,10 +37,12 @@ TIES = ("first", "split", "all")
 
 # What was measured, or what the hardware allows, that chose these; see docs/measurements.md.
 _GPU = WindowSizes(
-    programs=(8, 64, 512, 4096),
+    programs=(8, 64, 512, 1024, 2048, 4096, 8192, 16384),
     lanes=256,
+    rows=8,
     fixed=(7, 4),
-    reason="a lane for each cell of a row, so that neighbours read neighbours; not chosen by measurement yet",
+    reason="8 rows: 4 are a third slower on an H200, 16 no faster and spill at 5×5; 128 or 512 lanes are slower where "
+    "images are small; as many programs as the input needs, 65535 being the most that Vulkan grants everywhere",
 )
 SIZES = {
     "cpu": WindowSizes(
@@ -144,14 +156,10 @@ def prepare_forward(x: Any, kernel_size: Any, *, backend: str, **options: Any) -
     if planes == 0:
         return launch
 
-    from tkern.lang import compiled
     from tkern.ops.max_pool2d import kernel
 
-    cells = xs.argument(backend)
-    for part in plan_windows(backend, SIZES[backend], images):
-        launch.add(
-            compiled(kernel.forward, part.words), cells, y.argument, indices.argument, part.numbers, part.programs
-        )
+    arguments = (xs.argument(backend), y.argument, indices.argument)
+    _add(launch, backend, kernel.forward, plan_windows(backend, SIZES[backend], images), arguments)
     return launch
 
 
@@ -191,40 +199,44 @@ def prepare_backward(
     if planes == 0:
         return launch
 
-    from tkern.lang import compiled
     from tkern.ops.max_pool2d import kernel
 
     windows, dtype, sizes = math.prod(shape), geometry.index_dtype, SIZES[backend]
     if saved is None and can_hand_out(backend, sizes, images):
         builds = {"first": "backward_apart", "split": "backward_apart_split", "all": "backward_apart_all"}
         given = (xs.argument(backend), dys.argument(backend), dx.argument)
-        for part in plan_windows(backend, sizes, images):
-            launch.add(compiled(getattr(kernel, builds[ties]), part.words), *given, part.numbers, part.programs)
+        _add(launch, backend, getattr(kernel, builds[ties]), plan_windows(backend, sizes, images), given)
         return launch
     # What is not read need not be brought to the device.
     cells = xs.argument(backend) if saved is None or ties != "first" else None
     if saved is None:
         found = arrays.workspace(windows, backend, dtype)
-        for part in plan_windows(backend, sizes, images):
-            launch.add(compiled(kernel.find, part.words), cells, found, part.numbers, part.programs)
+        _add(launch, backend, kernel.find, plan_windows(backend, sizes, images), (cells, found))
     else:
         found = saved.argument(backend)
     dy_in = dys.argument(backend)
     if ties == "first":
-        for part in plan_cells(backend, sizes, images):
-            launch.add(compiled(kernel.backward, part.words), found, dy_in, dx.argument, part.numbers, part.programs)
+        _add(launch, backend, kernel.backward, plan_cells(backend, sizes, images), (found, dy_in, dx.argument))
         return launch
     moves = arrays.constants(_moves(geometry), backend)
     # The size of one more, so that it is not the workspace of the indices.
     counts = arrays.workspace(windows + 1 if ties == "split" else 1, backend, dtype)
     if ties == "split":
-        for part in plan_windows(backend, sizes, images, ties=True):
-            launch.add(compiled(kernel.count, part.words), cells, found, moves, counts, part.numbers, part.programs)
+        parts = plan_windows(backend, sizes, images, ties=True)
+        _add(launch, backend, kernel.count, parts, (cells, found, moves, counts))
     build = kernel.backward_split if ties == "split" else kernel.backward_all
-    for part in plan_cells(backend, sizes, images, ties=True):
-        arguments = (cells, found, moves, counts, dy_in, dx.argument)
-        launch.add(compiled(build, part.words), *arguments, part.numbers, part.programs)
+    arguments = (cells, found, moves, counts, dy_in, dx.argument)
+    _add(launch, backend, build, plan_cells(backend, sizes, images, ties=True), arguments)
     return launch
+
+
+def _add(launch: Launch, backend: str, build: Any, parts: list[WindowPart], arguments: tuple[Any, ...]) -> None:
+    """Add a kernel's launches, one for each part of a plan. Raises SizeLimitError where a lane's loops are too long."""
+    from tkern.lang import compiled
+
+    for part in parts:
+        refuse_long_loops("x", backend, threads=1, steps=part.steps, instead="smaller parts")
+        launch.add(compiled(build, part.words), *arguments, part.numbers, part.programs)
 
 
 def _geometry(
@@ -244,6 +256,7 @@ def _check_count(shape: tuple[int, ...], backend: str) -> None:
     arrays.take("x", np.broadcast_to(np.float32(0), shape), backend=backend)
 
 
+@functools.lru_cache(maxsize=256)
 def _images(geometry: Geometry, planes: int) -> Images:
     return Images(planes, _numbers("h", geometry.h), _numbers("w", geometry.w), geometry.index_dtype)
 

@@ -193,7 +193,7 @@ _FORWARD_MUTANTS = (
     Mutant("padding of zeros wins", _padding_wins),
 )
 
-# Shapes are named by their sizes; ceil_mode is 1 or 0, and saved says whether the indices are given.
+# Shapes are named by their sizes; ceil_mode is 1 or 0.
 _NAMES = ("N", "C", "HW", "k", "s", "p", "ceil")
 _STANDARD_SIZES = (
     (32, 64, 112, 3, 2, 1, 0),
@@ -269,6 +269,7 @@ OPS = (
         quick=_QUICK,
         standard=_STANDARD,
         peers=peers.BACKWARD,
+        variants={"from x": lambda inputs: {**inputs, "indices": None}},
         finite_differences=FiniteDifferences(
             forward=_forward_without_ties,
             cotangents=("dy", None),

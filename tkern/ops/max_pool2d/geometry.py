@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,16 +88,20 @@ def geometry_of(
     pad, spread = _pair("padding", padding, 0), _pair("dilation", dilation, 1)
     if not isinstance(ceil_mode, (bool, np.bool_)):
         raise OptionError(argument="ceil_mode", expected="True or False", got=repr(ceil_mode))
-    axes = [
-        _axis(name, size[-2 + k], kernel[k], step[k], pad[k], spread[k], bool(ceil_mode)) for k, name in enumerate("HW")
-    ]
-    if axes[0].kernel * axes[1].kernel > _MOST_CELLS:
+    return _checked(size[-2:], kernel, step, pad, spread, bool(ceil_mode))
+
+
+# A training loop asks for the same few again and again.
+@functools.lru_cache(maxsize=256)
+def _checked(size: tuple[int, ...], kernel: Pair, step: Pair, pad: Pair, spread: Pair, ceil_mode: bool) -> Geometry:
+    h, w = (_axis(name, size[k], kernel[k], step[k], pad[k], spread[k], ceil_mode) for k, name in enumerate("HW"))
+    if h.kernel * w.kernel > _MOST_CELLS:
         raise OptionError(
             argument="kernel_size",
             expected=f"a window of at most {_MOST_CELLS} cells (32-bit offsets)",
-            got=kernel_size,
+            got=f"{kernel}",
         )
-    return Geometry(*axes)
+    return Geometry(h, w)
 
 
 # Numbers a kernel adds up in 32 bits.
@@ -105,6 +110,8 @@ _MOST = 2**30
 
 
 def _pair(name: str, value: Any, least: int) -> Pair:
+    if type(value) is int and least <= value <= _MOST:
+        return value, value
     values = value if isinstance(value, (tuple, list)) else (value, value)
     whole = all(isinstance(n, (int, np.integer)) and not isinstance(n, (bool, np.bool_)) for n in values)
     if len(values) != 2 or not whole or not all(least <= n <= _MOST for n in values):
