@@ -39,6 +39,14 @@ def conv_words(backend: str) -> Any:
 
 
 @lru_cache(maxsize=None)
+def thin_words() -> Any:
+    """Return the words of a CPU for few channels."""
+    from tkern.lang.thin_cpu import ThinConvs
+
+    return ThinConvs()
+
+
+@lru_cache(maxsize=None)
 def image_words() -> Any:
     """Return the words of a CPU where the lanes of a vector are images."""
     from tkern.lang.convs_images_cpu import CpuImageConvs

@@ -24,6 +24,7 @@ from tkern import arrays
 from tkern.launch import Group, Launch
 from tkern.loops import refuse_long_loops
 from tkern.ops.conv2d.geometry import Geometry
+from tkern.ops.conv2d.thin import image_size, weight_size
 
 __all__ = ["add_im2col", "add_image", "add_input", "add_weight", "simplified"]
 
@@ -38,6 +39,8 @@ _SHORT = 32
 # Where images are the lanes: channels that a program makes, and cells that it reads (256 KiB).
 _IMAGE_ROWS = 64
 _MOST_READ = 256
+# Vectors of a workspace for few channels at most, half of a second cache.
+_MOST_THIN = 2**13
 # Likewise for the gradient of weights: channels of dy, and vectors of sums.
 _MOST_COLS = 256
 _MOST_SUMS = 6912
@@ -121,21 +124,23 @@ def add_input(launch: Launch, g: Geometry, dy: Any, weight: Any, dx: Any, backen
 def add_weight(launch: Launch, g: Geometry, x: Any, dy: Any, dweight: Any, backend: str) -> None:
     """Add what makes dweight: private sums for slices of the cells, then their sum; or at once, in one slice."""
     from tkern.lang import columns, compiled
-    from tkern.lang.convs import conv_words
+    from tkern.lang.convs import conv_words, thin_words
     from tkern.ops.conv2d import kernel
 
-    words = conv_words(backend)
+    thin = weight_size(g, _most_thin()) if backend == "cpu" else 0
+    words = thin_words() if thin else conv_words(backend)
     count = math.prod(g.weight_shape)
-    row_step, col_step, size = _weight_tile(g, words, backend)
+    row_step, col_step, size = (g.taps, g.outs, thin) if thin else _weight_tile(g, words, backend)
     parts = {
         "row_parts": -(-g.taps // row_step), "row_step": row_step,
         "col_parts": -(-g.outs // col_step), "col_step": col_step,
     }  # fmt: skip
     whole = g.groups * parts["row_parts"] * parts["col_parts"]
     wanted = _PROGRAMS if backend == "cpu" else _GPU_PROGRAMS
-    spans = -(-g.cells // words.span)
+    span = g.out[1] if thin else words.span
+    spans = -(-g.cells // span)
     slices = max(1, min(-(-wanted // whole), spans, _MOST_PARTIAL // count))
-    cell_step = -(-spans // slices) * words.span
+    cell_step = -(-spans // slices) * span
     slices = -(-g.cells // cell_step)
     programs = whole * slices
     refuse_long_loops("x", backend, threads=programs, steps=min(cell_step, g.cells) + 4, instead="smaller parts")
@@ -176,20 +181,26 @@ def _add_convolve(
     launch: Launch, numbers: dict[str, int], a: Any, weight: Any, bias: Any, out: Any, backend: str
 ) -> None:
     from tkern.lang import compiled
-    from tkern.lang.convs import conv_words
+    from tkern.lang.convs import conv_words, thin_words
     from tkern.ops.conv2d import kernel
 
     words = conv_words(backend)
     made, n = numbers["made"], numbers
     row_step, size = 1, 0
-    if backend == "cpu":
+    thin = image_size(n, _most_thin()) if backend == "cpu" else 0
+    if thin:
+        words, row_step, size = thin_words(), made, thin
+    elif backend == "cpu":
         most = max(4, min(_MOST_ROWS, (_MOST_SPACE // _threads() - 16 - words.patch_vectors) // words.row_vectors))
         row_step = _even(made, most, 4)
         size = 16 + words.patch_vectors + row_step * words.row_vectors
     grid = -(-n["made_height"] // n["up_h"]) * -(-n["made_width"] // n["up_w"])
     cells = n["batch"] * grid
     cell_step = 1
-    if backend == "cpu":
+    if thin:
+        others = n["phases_h"] * n["phases_w"] * n["launch_groups"]
+        cell_step = -(-cells // max(1, min(_IMAGE_PROGRAMS // others, cells)))
+    elif backend == "cpu":
         # Several tiles for a program where there are many, so that a program's beginning takes no time.
         others = n["phases_h"] * n["phases_w"] * n["launch_groups"] * -(-made // row_step)
         cell_step = _even(cells, words.cells, 16)
@@ -197,12 +208,16 @@ def _add_convolve(
     n = {
         **n, "row_parts": -(-made // row_step), "row_step": row_step, "size": size,
         "cell_parts": -(-cells // cell_step), "cell_step": cell_step,
-        "depth": _SHORT if backend == "cpu" and row_step <= _FEW_ROWS else words.depth,
+        "depth": _SHORT if backend == "cpu" and not thin and row_step <= _FEW_ROWS else words.depth,
     }  # fmt: skip
     programs = n["phases_h"] * n["phases_w"] * n["launch_groups"] * n["row_parts"] * n["cell_parts"]
     terms = n["channels"] * (1 + n["kernel_h"] * (1 + n["kernel_w"]))
     refuse_long_loops("weight", backend, threads=programs, steps=terms + 4, instead="smaller parts")
     launch.add(compiled(kernel.convolve, words), a, weight, bias, out, _space(size, backend), _group(n), programs)
+
+
+def _most_thin() -> int:
+    return min(_MOST_THIN, _MOST_SPACE // _threads())
 
 
 def _by_images(g: Geometry, backend: str) -> bool:
