@@ -129,14 +129,13 @@ class _Sums:
 
     @ti.func
     def save(self, images: ti.template(), lattice: ti.template(), rows, cells: ti.template()):
-        space, source = self.program.space, self.patches.images
         area = self.patches.rows.taps * self.patches.columns.taps
         channels = self.weights.stride // ti.max(area, 1)
         weights = self.program.base
         packed = (rows + (ROWS - 1)) // ROWS * ROWS * self.weights.stride
-        self.weights.pack(space, weights * WIDTH, rows)
+        self.weights.pack(self.program.space, weights * WIDTH, rows)
         first = weights + ((packed + (WIDTH - 1)) >> 4)
-        planes = Planes(space, self.patches.rows, self.patches.columns, cells.width)
+        planes = Planes(self.program.space, self.patches.rows, self.patches.columns, cells.width)
         left = (self.program.base + self.program.size - first) * WIDTH
         band = planes.band(left, channels, rows, cells.height)
         # Vectors of a row of sums.
@@ -148,11 +147,11 @@ class _Sums:
         while done < cells.count:
             here = ti.min(band, cells.height - u, (v + cells.count - done + cells.width - 1) // cells.width)
             for c in range(channels):
-                planes.fill(c, source, image, c, u, here)
+                planes.fill(c, self.patches.images, image, c, u, here)
             for m in range(rows):
                 begin = load_scalar(self.numbers, self.first + m * self.step)
                 for b in range(planes.vectors(here)):
-                    put_at(space, first + m * stride + b, Vector(begin))
+                    put_at(self.program.space, first + m * stride + b, Vector(begin))
             near = ti.max(1, _NEAR // ((self.patches.rows.taps + 1) * planes.pitch))
             for part in range((channels + near - 1) // near):
                 c = part * near
@@ -166,8 +165,8 @@ class _Sums:
                             _add_taps(planes, c, count, tap, to, stride, planes.vectors(here), some)
             for m in range(rows):
                 save_rows(
-                    space, (first + m * stride) * WIDTH, planes.pitch, images, lattice, image, m, u, here, cells.width,
-                    v, cells.count - done,
+                    self.program.space, (first + m * stride) * WIDTH, planes.pitch, images, lattice, image, m, u, here,
+                    cells.width, v, cells.count - done,
                 )  # fmt: skip
             done += here * cells.width - v
             v = 0
