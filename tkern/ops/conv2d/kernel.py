@@ -19,7 +19,10 @@ from tkern.ops.conv2d.places import Numbers, Part, WeightPart, before, made_imag
 
 
 def convolve(t):
-    """Build an image from sums over the patches of another: y from x, or dx from dy."""
+    """Build an image from sums over the patches of another: y from x, or dx from dy.
+
+    Or private images, one for each part of the terms of a sum, ``part_total`` floats apart.
+    """
 
     @ti.kernel
     def conv2d_image(
@@ -36,13 +39,13 @@ def convolve(t):
                     first = tile * t.cells
                     cells = Cells(at.first + first, ti.min(t.cells, at.count - first), at.height, at.width)
                     sums.begin(bias, (at.group * n.made + at.row) * n.bias_step, n.bias_step, at.rows)
-                    for step in range((at.terms + n.depth - 1) // n.depth):
-                        term = step * n.depth
-                        terms = ti.min(n.depth, at.terms - term)
+                    for step in range((at.last_term - at.first_term + n.depth - 1) // n.depth):
+                        term = at.first_term + step * n.depth
+                        terms = ti.min(n.depth, at.last_term - term)
                         patches.gather(images, at.vertical, at.horizontal, cells, term, terms)
                         weights.load(weight, at.weight + term, at.terms, n.other_total, at.rows, terms)
                         sums.add(0, weights, patches, at.rows, cells.count, terms)
-                    sums.save(made_images(n, out, at.group, at.row, 0), at.lattice, at.rows, cells)
+                    sums.save(made_images(n, out, at.group, at.row, 0, at.part * n.part_total), at.lattice, at.rows, cells)
 
     return conv2d_image
 
@@ -61,7 +64,7 @@ def backward_weight(t):
                 at = WeightPart(n, p.id)
                 patches, turned, sums = p.patches(), p.turned(n.col_step), p.totals(n.row_step, n.col_step)
                 images = read_images(n, x, at.group)
-                grads = made_images(n, dy, at.group, at.col, n.other_total)
+                grads = made_images(n, dy, at.group, at.col, n.other_total, 0)
                 sums.clear(at.rows)
                 for step in range((at.last - at.first + (t.span - 1)) // t.span):
                     first = at.first + step * t.span
@@ -128,7 +131,7 @@ def im2col(t):
 def arrange(t):
     """Build the weights as dx meets them: those of a phase together, for each of its channels a row of (k, r, s).
 
-    A program arranges the weights of one input channel of a group.
+    A program arranges the weights of one input channel of a group, for ``col_step`` of its outputs.
     """
 
     @ti.kernel
@@ -138,8 +141,10 @@ def arrange(t):
             p = t.program(thread, out, n.size)
             if p.is_one_of(programs):
                 area = n.kernel_h * n.kernel_w
-                group = p.id // n.made
-                c = p.id - group * n.made
+                place = p.id // n.col_parts
+                col = (p.id - place * n.col_parts) * n.col_step
+                group = place // n.made
+                c = place - group * n.made
                 first = ((n.done_groups + group) * n.channels * n.all_made + n.done_made + c) * area
                 for r in range(n.kernel_h):
                     for s in range(n.kernel_w):
@@ -150,7 +155,7 @@ def arrange(t):
                         phases += taps_h * before(s0, n.every_w, n.kernel_w)
                         to = (group * area + phases) * n.made * n.channels + (c * n.channels * taps_h + i) * taps_w + j
                         source = first + r * n.kernel_w + s
-                        for k in range(n.channels):
+                        for k in range(col, ti.min(col + n.col_step, n.channels)):
                             x = t.scalar(weight, source + k * n.all_made * area)
                             t.put_scalar(out, to + k * taps_h * taps_w, x)
 

@@ -18,6 +18,8 @@ _INTEGERS = (
     "total", "other_total", "size",
     # From one output's bias to the next, 0 without a bias; 1; the taps that are gathered at a time.
     "bias_step", "one", "depth",
+    # Parts of the terms of a sum, the terms of each, and the floats from one's image to the next one's.
+    "term_parts", "term_step", "part_total",
 )  # fmt: skip
 Numbers = ti.types.struct(**dict.fromkeys(_INTEGERS, ti.i32))
 
@@ -52,11 +54,12 @@ class Part:
     """The part of an image-making program (:func:`tkern.ops.conv2d.kernel.convolve`): rows are channels that are made.
 
     ``rows`` of them from ``row`` on, at ``count`` cells from ``first`` on of one phase's grid, from ``terms`` taps
-    each, whose weights begin at ``weight``.
+    each, whose weights begin at ``weight``; of those only from ``first_term`` to ``last_term``, number ``part`` of such.
     """
 
     def __init__(self, n, program):
         rest, cell_part = _split(program, n.cell_parts)
+        rest, self.part = _split(rest, n.term_parts)
         rest, row_part = _split(rest, n.row_parts)
         rest, group = _split(rest, n.launch_groups)
         phase_h, phase_w = _split(rest, n.phases_w)
@@ -80,6 +83,8 @@ class Part:
             value(-(n.dilation_w * n.every_w) // n.up_w),
         )  # fmt: skip
         self.terms = value(n.channels * taps_h * taps_w)
+        self.first_term = value(self.part * n.term_step)
+        self.last_term = value(ti.min(self.first_term + n.term_step, self.terms))
         # Weights of a phase lie together.
         earlier = before(r, n.every_h, n.kernel_h) * n.kernel_w + taps_h * before(s, n.every_w, n.kernel_w)
         own = group * n.kernel_h * n.kernel_w + earlier
@@ -125,11 +130,11 @@ def read_images(n, array, group):
 
 
 @macro
-def made_images(n, array, group, row, total):
-    """Return the images on the other side, from channel ``row`` of ``group`` on."""
+def made_images(n, array, group, row, total, skipped):
+    """Return the images on the other side, from channel ``row`` of ``group`` on, ``skipped`` floats into the array."""
     area = value(n.made_height * n.made_width)
     first = value(group * n.all_made + n.done_made + row)
-    return Images(array, value(first * area), value(n.groups * n.all_made * area), area, total, _one(n))
+    return Images(array, value(skipped + first * area), value(n.groups * n.all_made * area), area, total, _one(n))
 
 
 @macro

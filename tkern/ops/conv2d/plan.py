@@ -22,6 +22,7 @@ from tkern import arrays
 from tkern.launch import Group, Launch
 from tkern.loops import refuse_long_loops
 from tkern.ops.conv2d.geometry import Geometry
+from tkern.ops.conv2d.sizes import IMAGE, WEIGHT, tile_for
 
 __all__ = ["add_im2col", "add_image", "add_input", "add_weight", "simplified"]
 
@@ -41,6 +42,8 @@ _PROGRAMS = 32
 _GPU_PROGRAMS = 2**16
 # Programs that make an image, about, if there is enough to do for so many.
 _IMAGE_PROGRAMS = 256
+# Channels that a lane of a GPU makes at a cell, where there are too few for tiles.
+_LANE_ROWS = 4
 _MOST_PARTIAL = 2**22
 # Floats of weights that are arranged at a time (16 MiB).
 _MOST_WEIGHTS = 2**22
@@ -96,34 +99,45 @@ def add_input(launch: Launch, g: Geometry, dy: Any, weight: Any, dx: Any, backen
                 "up_h": up[0], "up_w": up[1], "pad_h": g.before[0], "pad_w": g.before[1],
                 "dilation_h": dilation[0], "dilation_w": dilation[1], "every_h": every[0], "every_w": every[1],
                 "phases_h": min(up[0], g.size[0]), "phases_w": min(up[1], g.size[1]),
-                "launch_groups": here, "done_groups": done_groups, "done_made": done,
+                "launch_groups": here, "done_groups": done_groups, "done_made": done, "col_step": g.outs,
                 "total": math.prod(g.y_shape), "other_total": here * made * row,
             }  # fmt: skip
-            launch.add(compiled(kernel.arrange, words), weight, arranged, _group(numbers), here * made)
+            if backend != "cpu":
+                numbers.update(col_parts=g.outs, col_step=1)
+            programs = here * made * numbers["col_parts"]
+            launch.add(compiled(kernel.arrange, words), weight, arranged, _group(numbers), programs)
             _add_convolve(launch, numbers, dy, arranged, nothing, dx, backend)
 
 
 def add_weight(launch: Launch, g: Geometry, x: Any, dy: Any, dweight: Any, backend: str) -> None:
     """Add what makes dweight: private sums for slices of the cells, then their sum; or at once, in one slice."""
     from tkern.lang import columns, compiled
-    from tkern.lang.convs import conv_words
+    from tkern.lang.convs import conv_words, weight_tile_words
     from tkern.ops.conv2d import kernel
 
-    words = conv_words(backend)
     count = math.prod(g.weight_shape)
-    row_step, col_step, size = _weight_tile(g, words, backend)
+    tile = tile_for(WEIGHT, backend, g.taps, g.outs, g.groups)
+    words: Any = conv_words(backend) if tile is None else weight_tile_words(tile)
+    if tile is None:
+        row_step, col_step, size = _weight_tile(g, words, backend)
+    else:
+        row_step, col_step, size = tile.rows, tile.cols, 0
     parts = {
         "row_parts": -(-g.taps // row_step), "row_step": row_step,
         "col_parts": -(-g.outs // col_step), "col_step": col_step,
     }  # fmt: skip
     whole = g.groups * parts["row_parts"] * parts["col_parts"]
-    wanted = _PROGRAMS if backend == "cpu" else _GPU_PROGRAMS
     spans = -(-g.cells // words.span)
-    slices = max(1, min(-(-wanted // whole), spans, _MOST_PARTIAL // count))
+    if tile is None:
+        slices = -(-(_PROGRAMS if backend == "cpu" else _GPU_PROGRAMS) // whole)
+    else:
+        slices = min(-(-tile.wanted // whole), -(-g.cells // tile.shortest))
+    slices = max(1, min(slices, spans, _MOST_PARTIAL // count))
     cell_step = -(-spans // slices) * words.span
     slices = -(-g.cells // cell_step)
     programs = whole * slices
-    refuse_long_loops("x", backend, threads=programs, steps=min(cell_step, g.cells) + 4, instead="smaller parts")
+    steps = min(cell_step, g.cells) + 4
+    refuse_long_loops("x", backend, **_lane_steps(tile, programs, steps), instead="smaller parts")
     numbers = {
         **_window(g), "made": g.outs, "all_made": g.outs,
         "total": math.prod(g.x_shape), "other_total": math.prod(g.y_shape),
@@ -160,34 +174,62 @@ def add_im2col(launch: Launch, g: Geometry, x: Any, cols: Any, backend: str) -> 
 def _add_convolve(
     launch: Launch, numbers: dict[str, int], a: Any, weight: Any, bias: Any, out: Any, backend: str
 ) -> None:
-    from tkern.lang import compiled
-    from tkern.lang.convs import conv_words
+    from tkern.lang import columns, compiled
+    from tkern.lang.convs import conv_words, image_tile_words
     from tkern.ops.conv2d import kernel
 
-    words = conv_words(backend)
     made, n = numbers["made"], numbers
-    row_step, size = 1, 0
+    grid = -(-n["made_height"] // n["up_h"]) * -(-n["made_width"] // n["up_w"])
+    cells = n["batch"] * grid
+    others = n["phases_h"] * n["phases_w"] * n["launch_groups"]
+    terms = n["channels"] * n["kernel_h"] * n["kernel_w"]
+    tile = tile_for(IMAGE, backend, made, cells, others)
+    size, cell_step, term_parts = 0, 1, 1
+    words: Any
     if backend == "cpu":
+        words = conv_words(backend)
         most = max(4, min(_MOST_ROWS, (_MOST_SPACE // _threads() - 16 - words.patch_vectors) // words.row_vectors))
         row_step = _even(made, most, 4)
         size = 16 + words.patch_vectors + row_step * words.row_vectors
-    grid = -(-n["made_height"] // n["up_h"]) * -(-n["made_width"] // n["up_w"])
-    cells = n["batch"] * grid
-    cell_step = 1
-    if backend == "cpu":
         # Several tiles for a program where there are many, so that a program's beginning takes no time.
-        others = n["phases_h"] * n["phases_w"] * n["launch_groups"] * -(-made // row_step)
         cell_step = _even(cells, words.cells, 16)
-        cell_step *= max(1, -(-cells // cell_step) * others // _IMAGE_PROGRAMS)
+        cell_step *= max(1, -(-cells // cell_step) * others * -(-made // row_step) // _IMAGE_PROGRAMS)
+        depth = _SHORT if row_step <= _FEW_ROWS else words.depth
+    elif tile is None:
+        row_step = 1 if made == 1 else _LANE_ROWS
+        words = conv_words(backend, row_step)
+        depth = words.depth
+    else:
+        words = image_tile_words(tile)
+        row_step, cell_step, depth = tile.rows, tile.cols, tile.slice
+        whole = n["batch"] * n["groups"] * n["all_made"] * n["made_height"] * n["made_width"]
+        if not n["bias_step"] and n["launch_groups"] == n["groups"] and made == n["all_made"]:
+            # Private images, from a part of each sum's terms, where there are too few tiles to keep the device busy.
+            parts = tile.wanted // (others * tile.count(made, cells))
+            term_parts = max(1, min(parts, terms // (n["every_h"] * n["every_w"]) // tile.shortest, _MOST_PARTIAL // whole))
+    term_step = -(-terms // (term_parts * depth)) * depth
     n = {
         **n, "row_parts": -(-made // row_step), "row_step": row_step, "size": size,
-        "cell_parts": -(-cells // cell_step), "cell_step": cell_step,
-        "depth": _SHORT if backend == "cpu" and row_step <= _FEW_ROWS else words.depth,
+        "cell_parts": -(-cells // cell_step), "cell_step": cell_step, "depth": depth,
+        "term_parts": term_parts, "term_step": term_step if term_parts > 1 else max(1, terms),
     }  # fmt: skip
-    programs = n["phases_h"] * n["phases_w"] * n["launch_groups"] * n["row_parts"] * n["cell_parts"]
-    terms = n["channels"] * (1 + n["kernel_h"] * (1 + n["kernel_w"]))
-    refuse_long_loops("weight", backend, threads=programs, steps=terms + 4, instead="smaller parts")
-    launch.add(compiled(kernel.convolve, words), a, weight, bias, out, _space(size, backend), _group(n), programs)
+    if term_parts > 1:
+        n["part_total"] = whole
+    programs = others * n["row_parts"] * n["cell_parts"] * term_parts
+    steps = n["channels"] * (1 + n["kernel_h"] * (1 + n["kernel_w"])) + 4
+    refuse_long_loops("weight", backend, **_lane_steps(tile, programs, steps), instead="smaller parts")
+    images = arrays.workspace(term_parts * whole, backend) if term_parts > 1 else out
+    launch.add(compiled(kernel.convolve, words), a, weight, bias, images, _space(size, backend), _group(n), programs)
+    if term_parts > 1:
+        launch.add(columns.sum_kernel(backend, whole), images, out, term_parts, whole, whole)
+
+
+def _lane_steps(tile: Any, programs: int, steps: int) -> dict[str, int]:
+    """Return the threads of a launch, and the steps of loops that each of them takes at most for a program."""
+    if tile is None:
+        return {"threads": programs, "steps": steps}
+    slices = -(-steps // tile.slice) + 1
+    return {"threads": programs * tile.lanes, "steps": slices * (1 + tile.slice // tile.unrolled) + 4}
 
 
 def _weight_tile(g: Geometry, words: Any, backend: str) -> tuple[int, int, int]:
@@ -210,9 +252,10 @@ def _even(count: int, most: int, step: int) -> int:
 
 
 def _numbers(g: Geometry) -> dict[str, int]:
-    ones = ("one", "up_h", "up_w", "stride_h", "stride_w", "every_h", "every_w", "phases_h", "phases_w")
+    ones = ("one", "up_h", "up_w", "stride_h", "stride_w", "every_h", "every_w", "phases_h", "phases_w", "term_parts")
     parts = ("row_parts", "row_step", "cell_parts", "cell_step", "col_parts", "col_step")
-    zeros = ("depth", "done_groups", "done_made", "total", "other_total", "size", "bias_step")
+    zeros = ("depth", "done_groups", "done_made", "total", "other_total", "size", "bias_step",
+             "term_step", "part_total")
     return {
         **dict.fromkeys(ones, 1), **dict.fromkeys(parts, 1), **dict.fromkeys(zeros, 0),
         "batch": g.batch, "groups": g.groups, "launch_groups": g.groups,
