@@ -26,6 +26,7 @@ class GpuConvTiles:
     """Words for one workgroup per program, with a tile of the given sizes; what is summed differs."""
 
     Array = ti.types.ndarray(dtype=ti.f32)
+    Numbers = ti.types.ndarray(dtype=ti.i32)
 
     def __init__(self, tile):
         self.tile = tile

@@ -17,6 +17,7 @@ class GpuConvs:
     """Words for one lane per program."""
 
     Array = ti.types.ndarray(dtype=ti.f32)
+    Numbers = ti.types.ndarray(dtype=ti.i32)
     lanes = 64
     cells = 1
     span = 256

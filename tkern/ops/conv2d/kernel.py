@@ -15,7 +15,17 @@ is a convolution of dy, and one kernel makes y and dx. The words (``t``, ``p``, 
 import taichi as ti
 
 from tkern.lang.taps import Cells
-from tkern.ops.conv2d.places import Numbers, Part, WeightPart, before, made_images, read_images, taps_from, window
+from tkern.ops.conv2d.places import (
+    Part,
+    WeightPart,
+    before,
+    given,
+    made_images,
+    numbers_for,
+    read_images,
+    taps_from,
+    window,
+)
 
 
 def convolve(t):
@@ -26,10 +36,11 @@ def convolve(t):
 
     @ti.kernel
     def conv2d_image(
-        a: t.Array, weight: t.Array, bias: t.Array, out: t.Array, space: t.Array, n: Numbers, programs: ti.i32
+        a: t.Array, weight: t.Array, bias: t.Array, out: t.Array, space: t.Array, numbers: numbers_for(t), programs: ti.i32
     ):
         ti.loop_config(block_dim=t.lanes)
         for thread in range(t.threads(programs)):
+            n = given(numbers)
             p = t.program(thread, space, n.size)
             if p.is_one_of(programs):
                 at = Part(n, p.id)
@@ -55,10 +66,11 @@ def backward_weight(t):
 
     @ti.kernel
     def conv2d_backward_weight(
-        x: t.Array, dy: t.Array, partial: t.Array, space: t.Array, n: Numbers, stride: ti.i32, programs: ti.i32
+        x: t.Array, dy: t.Array, partial: t.Array, space: t.Array, numbers: numbers_for(t), stride: ti.i32, programs: ti.i32
     ):
         ti.loop_config(block_dim=t.lanes)
         for thread in range(t.threads(programs)):
+            n = given(numbers)
             p = t.program(thread, space, n.size)
             if p.is_one_of(programs):
                 at = WeightPart(n, p.id)
@@ -107,9 +119,10 @@ def im2col(t):
     """Build the matrix of patches, a row for each place of the window."""
 
     @ti.kernel
-    def conv2d_im2col(x: t.Array, out: t.Array, space: t.Array, n: Numbers, programs: ti.i32):
+    def conv2d_im2col(x: t.Array, out: t.Array, space: t.Array, numbers: numbers_for(t), programs: ti.i32):
         ti.loop_config(block_dim=t.lanes)
         for thread in range(t.threads(programs)):
+            n = given(numbers)
             p = t.program(thread, space, n.size)
             if p.is_one_of(programs):
                 patches = p.patches()
@@ -135,9 +148,10 @@ def arrange(t):
     """
 
     @ti.kernel
-    def conv2d_arrange(weight: t.Array, out: t.Array, n: Numbers, programs: ti.i32):
+    def conv2d_arrange(weight: t.Array, out: t.Array, numbers: numbers_for(t), programs: ti.i32):
         ti.loop_config(block_dim=t.lanes)
         for thread in range(t.threads(programs)):
+            n = given(numbers)
             p = t.program(thread, out, n.size)
             if p.is_one_of(programs):
                 area = n.kernel_h * n.kernel_w

@@ -1,8 +1,10 @@
 """Which part of a convolution a program makes, and which taps reach it."""
 
 import taichi as ti
+from taichi.lang.any_array import AnyArray
 
 from tkern.lang.macros import handle, macro, value
+from tkern.lang.rows_gpu import element
 from tkern.lang.taps import Axis, Images, Lattice
 
 _INTEGERS = (
@@ -22,6 +24,30 @@ _INTEGERS = (
     "term_parts", "term_step", "part_total",
 )  # fmt: skip
 Numbers = ti.types.struct(**dict.fromkeys(_INTEGERS, ti.i32))
+NAMES = tuple(_INTEGERS)
+
+
+def numbers_for(t):
+    """Return the type of a kernel's numbers: the structure, or what the words have instead."""
+    return getattr(t, "Numbers", Numbers)
+
+
+@handle
+class _Loaded:
+    """The numbers, each in a variable of its own; those that a kernel does not use, its compiler leaves out."""
+
+    def __init__(self, array):
+        for at, name in enumerate(NAMES):
+            setattr(self, name, value(element(array, at)))
+
+
+@macro
+def given(numbers):
+    """Return the numbers of a launch by name: its argument, or what the array holds that stands for it.
+
+    A structure of so many members takes longer to hand over, 1.2 µs each, than most kernels run on a GPU.
+    """
+    return _Loaded(numbers) if isinstance(numbers, AnyArray) else numbers
 
 
 @ti.func

@@ -18,7 +18,9 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from tkern import arrays
+import numpy as np
+
+from tkern import arrays, runtime
 from tkern.launch import Group, Launch
 from tkern.loops import refuse_long_loops
 from tkern.ops.conv2d.geometry import Geometry
@@ -47,6 +49,9 @@ _LANE_ROWS = 4
 _MOST_PARTIAL = 2**22
 # Floats of weights that are arranged at a time (16 MiB).
 _MOST_WEIGHTS = 2**22
+# Numbers of launches on a GPU, 256 bytes each.
+_MOST_KEPT = 256
+_kept: dict[tuple[int, ...], Any] = {}
 
 
 def simplified(g: Geometry) -> Geometry:
@@ -105,7 +110,7 @@ def add_input(launch: Launch, g: Geometry, dy: Any, weight: Any, dx: Any, backen
             if backend != "cpu":
                 numbers.update(col_parts=g.outs, col_step=1)
             programs = here * made * numbers["col_parts"]
-            launch.add(compiled(kernel.arrange, words), weight, arranged, _group(numbers), programs)
+            launch.add(compiled(kernel.arrange, words), weight, arranged, _given(numbers, backend), programs)
             _add_convolve(launch, numbers, dy, arranged, nothing, dx, backend)
 
 
@@ -145,7 +150,7 @@ def add_weight(launch: Launch, g: Geometry, x: Any, dy: Any, dweight: Any, backe
     }  # fmt: skip
     partial = dweight if slices == 1 else arrays.workspace(slices * count, backend)
     launch.add(
-        compiled(kernel.backward_weight, words), x, dy, partial, _space(size, backend), _group(numbers), count, programs
+        compiled(kernel.backward_weight, words), x, dy, partial, _space(size, backend), _given(numbers, backend), count, programs
     )
     if slices > 1:
         launch.add(columns.sum_kernel(backend, count), partial, dweight, slices, count, count)
@@ -168,7 +173,7 @@ def add_im2col(launch: Launch, g: Geometry, x: Any, cols: Any, backend: str) -> 
     numbers["size"] = size
     programs = parts * -(-g.cells // words.cells)
     refuse_long_loops("x", backend, threads=programs, steps=5, instead="smaller parts")
-    launch.add(compiled(kernel.im2col, words), x, cols, _space(size, backend), _group(numbers), programs)
+    launch.add(compiled(kernel.im2col, words), x, cols, _space(size, backend), _given(numbers, backend), programs)
 
 
 def _add_convolve(
@@ -184,7 +189,7 @@ def _add_convolve(
     others = n["phases_h"] * n["phases_w"] * n["launch_groups"]
     terms = n["channels"] * n["kernel_h"] * n["kernel_w"]
     tile = tile_for(IMAGE, backend, made, cells, others)
-    size, cell_step, term_parts = 0, 1, 1
+    size, cell_step, term_parts, whole = 0, 1, 1, 0
     words: Any
     if backend == "cpu":
         words = conv_words(backend)
@@ -218,8 +223,10 @@ def _add_convolve(
     programs = others * n["row_parts"] * n["cell_parts"] * term_parts
     steps = n["channels"] * (1 + n["kernel_h"] * (1 + n["kernel_w"])) + 4
     refuse_long_loops("weight", backend, **_lane_steps(tile, programs, steps), instead="smaller parts")
-    images = arrays.workspace(term_parts * whole, backend) if term_parts > 1 else out
-    launch.add(compiled(kernel.convolve, words), a, weight, bias, images, _space(size, backend), _group(n), programs)
+    # Two workspaces of one size are the same memory, and the weights may be in one.
+    size_of = term_parts * whole + int(tuple(weight.shape) == (term_parts * whole,))
+    images = arrays.workspace(size_of, backend) if term_parts > 1 else out
+    launch.add(compiled(kernel.convolve, words), a, weight, bias, images, _space(size, backend), _given(n, backend), programs)
     if term_parts > 1:
         launch.add(columns.sum_kernel(backend, whole), images, out, term_parts, whole, whole)
 
@@ -273,10 +280,20 @@ def _window(g: Geometry) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _group(numbers: dict[str, int]) -> Group:
-    from tkern.ops.conv2d.places import Numbers
+def _given(numbers: dict[str, int], backend: str) -> Any:
+    """Return the numbers as a kernel of ``backend`` takes them; on a GPU those of the last launches are kept there."""
+    from tkern.ops.conv2d.places import NAMES, Numbers
 
-    return Group(Numbers, **numbers)
+    if backend == "cpu":
+        return Group(Numbers, **numbers)
+    values = tuple(numbers[name] for name in NAMES)
+    kept = _kept.pop(values, None)
+    if kept is None or runtime.is_ended(kept):
+        kept = arrays.constants(np.array(values, np.int32), backend)
+    _kept[values] = kept
+    while len(_kept) > _MOST_KEPT:
+        del _kept[next(iter(_kept))]
+    return kept
 
 
 def _threads() -> int:
