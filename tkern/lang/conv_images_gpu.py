@@ -5,7 +5,7 @@ A slice has some taps: their weights, and what they read at each cell of the til
 
 import taichi as ti
 
-from tkern.lang.conv_tiles_gpu import FAR, GpuConvTiles, Taps, TileSums, Workgroup, shares
+from tkern.lang.conv_tiles_gpu import FAR, GpuConvTiles, Taps, TileSums, Workgroup, put_if, shares
 from tkern.lang.macros import handle, macro, value, variable
 from tkern.lang.rows_gpu import element, put
 from tkern.lang.taps import Cells
@@ -15,10 +15,10 @@ from tkern.lang.taps import Cells
 class GpuImageTiles(GpuConvTiles):
     """Words for one workgroup per program, which makes ``tile.rows`` channels at ``tile.cols`` cells."""
 
-    def __init__(self, tile):
-        super().__init__(tile)
+    def __init__(self, tile, launched):
+        super().__init__(tile, launched)
         self.cells = tile.cols
-        self.key = ("gpu image tiles", tile)
+        self.key = ("gpu image tiles", tile, launched)
 
     @macro
     def program(self, i, space, size):
@@ -77,7 +77,9 @@ class _Patches:
         self.fetch(place, images, rows, columns, count)
 
     @ti.func
-    def aim(self, n: ti.template(), images: ti.template(), rows: ti.template(), columns: ti.template(), cells: ti.template()):
+    def aim(
+        self, n: ti.template(), images: ti.template(), rows: ti.template(), columns: ti.template(), cells: ti.template()
+    ):
         cell = self.column + n * self.program.words.lanes
         image, u, v = Cells(cells.first + cell, 1, cells.height, cells.width).place()
         top, side = u * rows.stride + rows.off, v * columns.stride + columns.off
@@ -130,6 +132,14 @@ class _Weights:
 
     @macro
     def put(self, at, stride):
+        rows = self.program.words.tile.rows
+        if self.down > rows:
+            put_if(self, at, stride, self.row < rows)
+        else:
+            self.put_all(at, stride)
+
+    @macro
+    def put_all(self, at, stride):
         first = value((at + self.tap * stride) * 4 + self.row)
         for q, x in enumerate(self.numbers):
             self.program.shared.one(first + q * self.down)._assign(x)

@@ -28,8 +28,10 @@ class GpuConvTiles:
     Array = ti.types.ndarray(dtype=ti.f32)
     Numbers = ti.types.ndarray(dtype=ti.i32)
 
-    def __init__(self, tile):
+    def __init__(self, tile, launched):
         self.tile = tile
+        # How many workgroups are launched, 0 for a number known only at run time: that takes a launch of its own.
+        self.launched = launched
         self.lanes = tile.lanes
         self.lane_bits = tile.lanes.bit_length() - 1
         # Groups of four floats of a column of a slice, one more than needed against bank conflicts.
@@ -39,7 +41,7 @@ class GpuConvTiles:
 
     @macro
     def threads(self, programs):
-        return programs * self.lanes
+        return (self.launched or programs) * self.lanes
 
 
 @handle
@@ -184,4 +186,11 @@ def _read(array: ti.template(), at, h, w, height, width):
 def shares(lanes, wide, tall):
     """Return how lanes share wide × tall numbers, neighbours side by side: (places along, those down, lanes down)."""
     held, down = max(1, wide // lanes), max(1, lanes // wide)
-    return held, tall // down, down
+    return held, max(1, tall // down), down
+
+
+@ti.func
+def put_if(slice_: ti.template(), at, stride: ti.template(), wanted):
+    """Put what a lane has, where there is less to put than lanes."""
+    if wanted:
+        slice_.put_all(at, stride)

@@ -16,10 +16,10 @@ from tkern.lang.taps import Cells
 class GpuWeightTiles(GpuConvTiles):
     """Words for one workgroup per program, which sums ``tile.rows`` taps × ``tile.cols`` channels."""
 
-    def __init__(self, tile):
-        super().__init__(tile)
+    def __init__(self, tile, launched):
+        super().__init__(tile, launched)
         self.depth, self.span = tile.rows, tile.slice
-        self.key = ("gpu weight tiles", tile)
+        self.key = ("gpu weight tiles", tile, launched)
 
     @macro
     def program(self, i, space, size):

@@ -3,7 +3,7 @@
 On a CPU (:mod:`tkern.lang.convs_cpu`) patches are gathered into the workspace of the running thread, a tile of 144 taps
 at 192 cells at a time, so the matrix of all patches is never there; products are a micro-kernel. On a GPU a workgroup
 makes a tile of sums in its lanes' registers (:mod:`tkern.lang.conv_images_gpu`, :mod:`tkern.lang.conv_weights_gpu`), or
-with few channels a lane one to four sums from patches that it reads where they are (:mod:`tkern.lang.convs_gpu`).
+with a single channel a lane one sum from a patch that it reads where it is (:mod:`tkern.lang.convs_gpu`).
 
 ``t.cells``, ``t.span``     the cells that a program makes, and those that it sums over at a time
 ``t.depth``                 the taps of a tile
@@ -41,6 +41,7 @@ class ConvTile:
     ``least``     channels from which on tiles are taken
     ``wanted``    workgroups that keep the device busy; a longer sum is divided for so many, but not into parts of less
                   than ``shortest`` terms
+    ``launched``  numbers of workgroups that kernels are compiled for, since one known only at run time costs a launch
     ``reason``    what was measured that chose these
     """
 
@@ -54,7 +55,12 @@ class ConvTile:
     least: int = 1
     wanted: int = 1
     shortest: int = 128
+    launched: tuple[int, ...] = (1024, 16384)
     reason: str = field(default="", compare=False)
+
+    def launched_for(self, programs: int) -> int:
+        """Return how many workgroups to launch for so many programs, 0 for a number known only at run time."""
+        return next((n for n in self.launched if n >= programs), 0)
 
     def count(self, rows: int, cols: int) -> int:
         """Return how many tiles cover rows × cols sums."""
@@ -62,28 +68,28 @@ class ConvTile:
 
 
 @lru_cache(maxsize=None)
-def conv_words(backend: str, rows: int = 1) -> Any:
-    """Return the words of ``backend``; on a GPU those for programs of one lane, which makes ``rows`` sums."""
+def conv_words(backend: str) -> Any:
+    """Return the words of ``backend``; on a GPU those for programs of one lane, which makes one sum."""
     if backend == "cpu":
         from tkern.lang.convs_cpu import CpuConvs
 
         return CpuConvs()
     from tkern.lang.convs_gpu import GpuConvs
 
-    return GpuConvs(rows)
+    return GpuConvs()
 
 
 @lru_cache(maxsize=None)
-def image_tile_words(tile: ConvTile) -> Any:
-    """Return the words for tiles of images on a GPU."""
+def image_tile_words(tile: ConvTile, launched: int) -> Any:
+    """Return the words for tiles of images on a GPU, ``launched`` workgroups (0: as many as there are programs)."""
     from tkern.lang.conv_images_gpu import GpuImageTiles
 
-    return GpuImageTiles(tile)
+    return GpuImageTiles(tile, launched)
 
 
 @lru_cache(maxsize=None)
-def weight_tile_words(tile: ConvTile) -> Any:
-    """Return the words for tiles of gradients of weights on a GPU."""
+def weight_tile_words(tile: ConvTile, launched: int) -> Any:
+    """Return the words for tiles of gradients of weights on a GPU; see above."""
     from tkern.lang.conv_weights_gpu import GpuWeightTiles
 
-    return GpuWeightTiles(tile)
+    return GpuWeightTiles(tile, launched)

@@ -1,6 +1,4 @@
-"""The words of :mod:`tkern.lang.convs` on a GPU where channels are few: a lane is a program with sums in registers.
-
-It makes one sum, or those of a few channels of an image at one cell, for which a patch is read once.
+"""The words of :mod:`tkern.lang.convs` on a GPU without tiles: a lane is a program, which makes one sum.
 
 A tile is one tap at one cell (or one after another); what it holds is read from where it is. Neighbouring lanes have
 neighbouring cells, so they read side by side.
@@ -22,10 +20,7 @@ class GpuConvs:
     cells = 1
     span = 256
     depth = 2**30
-
-    def __init__(self, rows):
-        self.rows = rows
-        self.key = ("gpu convs", rows)
+    key = ("gpu convs",)
 
     @macro
     def threads(self, programs):
@@ -33,7 +28,7 @@ class GpuConvs:
 
     @macro
     def program(self, i, space, size):
-        return _Program(self, i)
+        return _Program(i)
 
     @macro
     def scalar(self, a, at):
@@ -46,8 +41,7 @@ class GpuConvs:
 
 @handle
 class _Program:
-    def __init__(self, words, i):
-        self.words = words
+    def __init__(self, i):
         self.id = i
 
     @macro
@@ -68,7 +62,7 @@ class _Program:
 
     @macro
     def sums(self, rows):
-        return _Sums(self.words.rows)
+        return _Sums()
 
     @macro
     def totals(self, rows, cols):
@@ -110,7 +104,7 @@ class _Patches:
 @handle
 class _Weights:
     def load(self, a, start, stride, total, rows, count):
-        self.array, self.start, self.stride, self.last = a, start, stride, rows - 1
+        self.array, self.start = a, start
 
     load = macro(load)
 
@@ -125,16 +119,14 @@ class _Turned:
 
 @handle
 class _Sums:
-    """A few channels that are made, at one cell."""
+    """One channel that is made, at one cell."""
 
-    def __init__(self, rows):
-        self.totals = [variable(0.0) for _ in range(rows)]
-        self.parts = [variable(0.0) for _ in range(rows)]
+    def __init__(self):
+        self.total = variable(0.0)
 
-    @macro
-    def begin(self, numbers, at, step, rows):
-        for r, total in enumerate(self.totals):
-            total._assign(element(numbers, at + ti.min(r, rows - 1) * step))
+    @ti.func
+    def begin(self, numbers: ti.template(), at, step, rows):
+        self.total = element(numbers, at)
 
     @ti.func
     def add(self, row, weights: ti.template(), patches: ti.template(), rows, cells, count):
@@ -145,38 +137,19 @@ class _Sums:
         area = vertical.taps * horizontal.taps
         for channel in range(count // ti.max(area, 1)):
             # A sum for each channel, then those: rounding grows with the length of a chain.
-            self.clear_parts()
+            part = 0.0
             for i in range(vertical.taps):
                 for j in range(horizontal.taps):
                     x = patches.read(image, channel, top + i * vertical.step, side + j * horizontal.step)
-                    self.add_product(weights, channel * area + i * horizontal.taps + j, x)
-            self.add_parts()
-
-    @macro
-    def clear_parts(self):
-        for part in self.parts:
-            part._assign(0.0)
-
-    @macro
-    def add_product(self, weights, tap, x):
-        # A row past the last is the last one again: its sum is not saved.
-        for r, part in enumerate(self.parts):
-            at = weights.start + ti.min(r, weights.last) * weights.stride + tap
-            part._assign(part + x * element(weights.array, at))
-
-    @macro
-    def add_parts(self):
-        for total, part in zip(self.totals, self.parts, strict=True):
-            total._assign(total + part)
+                    at = weights.start + channel * area + i * horizontal.taps + j
+                    part += x * element(weights.array, at)
+            self.total += part
 
     @ti.func
     def save(self, images: ti.template(), lattice: ti.template(), rows, cells: ti.template()):
         image, u, v = cells.place()
         line = images.start + image * images.image + (lattice.row + u * lattice.up) * lattice.width
-        at = line + lattice.column + v * lattice.over
-        for r in ti.static(range(len(self.totals))):
-            if r < rows:
-                put(images.array, at + r * images.area, self.totals[r])
+        put(images.array, line + lattice.column + v * lattice.over, self.total)
 
 
 @handle

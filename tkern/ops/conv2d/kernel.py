@@ -36,8 +36,9 @@ def convolve(t):
 
     @ti.kernel
     def conv2d_image(
-        a: t.Array, weight: t.Array, bias: t.Array, out: t.Array, space: t.Array, numbers: numbers_for(t), programs: ti.i32
-    ):
+        a: t.Array, weight: t.Array, bias: t.Array, out: t.Array, space: t.Array, numbers: numbers_for(t),
+        programs: ti.i32,
+    ):  # fmt: skip
         ti.loop_config(block_dim=t.lanes)
         for thread in range(t.threads(programs)):
             n = given(numbers)
@@ -56,7 +57,8 @@ def convolve(t):
                         patches.gather(images, at.vertical, at.horizontal, cells, term, terms)
                         weights.load(weight, at.weight + term, at.terms, n.other_total, at.rows, terms)
                         sums.add(0, weights, patches, at.rows, cells.count, terms)
-                    sums.save(made_images(n, out, at.group, at.row, 0, at.part * n.part_total), at.lattice, at.rows, cells)
+                    made = made_images(n, out, at.group, at.row, 0, at.part * n.part_total)
+                    sums.save(made, at.lattice, at.rows, cells)
 
     return conv2d_image
 
@@ -66,8 +68,9 @@ def backward_weight(t):
 
     @ti.kernel
     def conv2d_backward_weight(
-        x: t.Array, dy: t.Array, partial: t.Array, space: t.Array, numbers: numbers_for(t), stride: ti.i32, programs: ti.i32
-    ):
+        x: t.Array, dy: t.Array, partial: t.Array, space: t.Array, numbers: numbers_for(t), stride: ti.i32,
+        programs: ti.i32,
+    ):  # fmt: skip
         ti.loop_config(block_dim=t.lanes)
         for thread in range(t.threads(programs)):
             n = given(numbers)

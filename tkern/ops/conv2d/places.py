@@ -80,7 +80,7 @@ class Part:
     """The part of an image-making program (:func:`tkern.ops.conv2d.kernel.convolve`): rows are channels that are made.
 
     ``rows`` of them from ``row`` on, at ``count`` cells from ``first`` on of one phase's grid, from ``terms`` taps
-    each, whose weights begin at ``weight``; of those only from ``first_term`` to ``last_term``, number ``part`` of such.
+    each, whose weights begin at ``weight``; of those from ``first_term`` to ``last_term``, which are part ``part``.
     """
 
     def __init__(self, n, program):

@@ -44,8 +44,6 @@ _PROGRAMS = 32
 _GPU_PROGRAMS = 2**16
 # Programs that make an image, about, if there is enough to do for so many.
 _IMAGE_PROGRAMS = 256
-# Channels that a lane of a GPU makes at a cell, where there are too few for tiles.
-_LANE_ROWS = 4
 _MOST_PARTIAL = 2**22
 # Floats of weights that are arranged at a time (16 MiB).
 _MOST_WEIGHTS = 2**22
@@ -121,26 +119,27 @@ def add_weight(launch: Launch, g: Geometry, x: Any, dy: Any, dweight: Any, backe
     from tkern.ops.conv2d import kernel
 
     count = math.prod(g.weight_shape)
-    tile = tile_for(WEIGHT, backend, g.taps, g.outs, g.groups)
-    words: Any = conv_words(backend) if tile is None else weight_tile_words(tile)
+    tile = tile_for(WEIGHT, backend, min(g.taps, g.outs))
     if tile is None:
-        row_step, col_step, size = _weight_tile(g, words, backend)
+        row_step, col_step, size = _weight_tile(g, conv_words(backend), backend)
+        span = conv_words(backend).span
     else:
-        row_step, col_step, size = tile.rows, tile.cols, 0
+        row_step, col_step, size, span = tile.rows, tile.cols, 0, tile.slice
     parts = {
         "row_parts": -(-g.taps // row_step), "row_step": row_step,
         "col_parts": -(-g.outs // col_step), "col_step": col_step,
     }  # fmt: skip
     whole = g.groups * parts["row_parts"] * parts["col_parts"]
-    spans = -(-g.cells // words.span)
+    spans = -(-g.cells // span)
     if tile is None:
         slices = -(-(_PROGRAMS if backend == "cpu" else _GPU_PROGRAMS) // whole)
     else:
         slices = min(-(-tile.wanted // whole), -(-g.cells // tile.shortest))
     slices = max(1, min(slices, spans, _MOST_PARTIAL // count))
-    cell_step = -(-spans // slices) * words.span
+    cell_step = -(-spans // slices) * span
     slices = -(-g.cells // cell_step)
     programs = whole * slices
+    words = conv_words(backend) if tile is None else weight_tile_words(tile, tile.launched_for(programs))
     steps = min(cell_step, g.cells) + 4
     refuse_long_loops("x", backend, **_lane_steps(tile, programs, steps), instead="smaller parts")
     numbers = {
@@ -149,9 +148,8 @@ def add_weight(launch: Launch, g: Geometry, x: Any, dy: Any, dweight: Any, backe
         **parts, "cell_step": cell_step, "size": size,
     }  # fmt: skip
     partial = dweight if slices == 1 else arrays.workspace(slices * count, backend)
-    launch.add(
-        compiled(kernel.backward_weight, words), x, dy, partial, _space(size, backend), _given(numbers, backend), count, programs
-    )
+    arguments = x, dy, partial, _space(size, backend), _given(numbers, backend), count, programs
+    launch.add(compiled(kernel.backward_weight, words), *arguments)
     if slices > 1:
         launch.add(columns.sum_kernel(backend, count), partial, dweight, slices, count, count)
 
@@ -188,7 +186,7 @@ def _add_convolve(
     cells = n["batch"] * grid
     others = n["phases_h"] * n["phases_w"] * n["launch_groups"]
     terms = n["channels"] * n["kernel_h"] * n["kernel_w"]
-    tile = tile_for(IMAGE, backend, made, cells, others)
+    tile = tile_for(IMAGE, backend, made)
     size, cell_step, term_parts, whole = 0, 1, 1, 0
     words: Any
     if backend == "cpu":
@@ -201,17 +199,16 @@ def _add_convolve(
         cell_step *= max(1, -(-cells // cell_step) * others * -(-made // row_step) // _IMAGE_PROGRAMS)
         depth = _SHORT if row_step <= _FEW_ROWS else words.depth
     elif tile is None:
-        row_step = 1 if made == 1 else _LANE_ROWS
-        words = conv_words(backend, row_step)
+        row_step, words = 1, conv_words(backend)
         depth = words.depth
     else:
-        words = image_tile_words(tile)
         row_step, cell_step, depth = tile.rows, tile.cols, tile.slice
         whole = n["batch"] * n["groups"] * n["all_made"] * n["made_height"] * n["made_width"]
         if not n["bias_step"] and n["launch_groups"] == n["groups"] and made == n["all_made"]:
             # Private images, from a part of each sum's terms, where there are too few tiles to keep the device busy.
             parts = tile.wanted // (others * tile.count(made, cells))
-            term_parts = max(1, min(parts, terms // (n["every_h"] * n["every_w"]) // tile.shortest, _MOST_PARTIAL // whole))
+            longest = terms // (n["every_h"] * n["every_w"])
+            term_parts = max(1, min(parts, longest // tile.shortest, _MOST_PARTIAL // whole))
     term_step = -(-terms // (term_parts * depth)) * depth
     n = {
         **n, "row_parts": -(-made // row_step), "row_step": row_step, "size": size,
@@ -221,12 +218,15 @@ def _add_convolve(
     if term_parts > 1:
         n["part_total"] = whole
     programs = others * n["row_parts"] * n["cell_parts"] * term_parts
+    if tile is not None:
+        words = image_tile_words(tile, tile.launched_for(programs))
     steps = n["channels"] * (1 + n["kernel_h"] * (1 + n["kernel_w"])) + 4
     refuse_long_loops("weight", backend, **_lane_steps(tile, programs, steps), instead="smaller parts")
     # Two workspaces of one size are the same memory, and the weights may be in one.
     size_of = term_parts * whole + int(tuple(weight.shape) == (term_parts * whole,))
     images = arrays.workspace(size_of, backend) if term_parts > 1 else out
-    launch.add(compiled(kernel.convolve, words), a, weight, bias, images, _space(size, backend), _given(n, backend), programs)
+    arguments = a, weight, bias, images, _space(size, backend), _given(n, backend), programs
+    launch.add(compiled(kernel.convolve, words), *arguments)
     if term_parts > 1:
         launch.add(columns.sum_kernel(backend, whole), images, out, term_parts, whole, whole)
 
@@ -261,8 +261,17 @@ def _even(count: int, most: int, step: int) -> int:
 def _numbers(g: Geometry) -> dict[str, int]:
     ones = ("one", "up_h", "up_w", "stride_h", "stride_w", "every_h", "every_w", "phases_h", "phases_w", "term_parts")
     parts = ("row_parts", "row_step", "cell_parts", "cell_step", "col_parts", "col_step")
-    zeros = ("depth", "done_groups", "done_made", "total", "other_total", "size", "bias_step",
-             "term_step", "part_total")
+    zeros = (
+        "depth",
+        "done_groups",
+        "done_made",
+        "total",
+        "other_total",
+        "size",
+        "bias_step",
+        "term_step",
+        "part_total",
+    )
     return {
         **dict.fromkeys(ones, 1), **dict.fromkeys(parts, 1), **dict.fromkeys(zeros, 0),
         "batch": g.batch, "groups": g.groups, "launch_groups": g.groups,

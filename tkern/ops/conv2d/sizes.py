@@ -7,37 +7,65 @@ from tkern.lang.convs import ConvTile
 
 __all__ = ["IMAGE", "WEIGHT", "tile_for"]
 
-# Tiles of an image, channels × cells, the largest first: the first is taken with which there are as many workgroups
-# as wanted, else the last.
-IMAGE: dict[str, tuple[ConvTile, ...]] = {
+Table = dict[str, tuple[ConvTile, ...]]
+
+# Tiles of an image, channels × cells.
+IMAGE: Table = {
     "software": (
-        ConvTile(16, 16, 16, 4, 8, least=5, wanted=4, reason="a device in software: few kernels, and little work"),
+        ConvTile(
+            16,
+            16,
+            16,
+            4,
+            8,
+            least=5,
+            wanted=4,
+            launched=(),
+            reason="a device in software: few kernels, for it compiles slowly, and little work for a partial tile",
+        ),
+        ConvTile(4, 128, 32, 32, 4, least=2, wanted=4, launched=(), reason="as above"),
     ),
-    "vulkan": (ConvTile(64, 128, 128, 16, 8, least=16, wanted=264, reason="not measured"),),
-    "metal": (ConvTile(64, 64, 128, 16, 16, least=16, wanted=64, reason="not measured"),),
-    "cuda": (ConvTile(64, 128, 128, 16, 8, least=16, wanted=264, reason="not measured"),),
+    "vulkan": (
+        ConvTile(64, 64, 256, 16, 16, chain=8, unrolled=8, least=16, wanted=528, reason="PENDING"),
+        ConvTile(4, 256, 64, 64, 8, chain=8, least=2, wanted=528, reason="PENDING"),
+    ),
+    "metal": (
+        ConvTile(
+            64,
+            64,
+            256,
+            16,
+            16,
+            chain=8,
+            unrolled=8,
+            least=16,
+            wanted=128,
+            reason="not measured: cuda's, which takes 21 of the 32 KiB of memory that Metal allows",
+        ),
+        ConvTile(4, 256, 64, 64, 8, chain=8, least=2, wanted=128, reason="not measured: cuda's, 19 KiB"),
+    ),
+    "cuda": (
+        ConvTile(64, 64, 256, 16, 16, chain=8, unrolled=8, least=16, wanted=528, reason="PENDING"),
+        ConvTile(4, 256, 64, 64, 8, chain=8, least=2, wanted=528, reason="PENDING"),
+    ),
 }
 # Tiles of gradients of weights, taps × channels of dy.
-WEIGHT: dict[str, tuple[ConvTile, ...]] = {
+WEIGHT: Table = {
     "software": (
-        ConvTile(16, 16, 16, 4, 8, least=5, wanted=4, reason="a device in software: few kernels, and little work"),
+        ConvTile(16, 16, 16, 4, 8, least=5, wanted=4, launched=(), reason="as for images"),
     ),
-    "vulkan": (ConvTile(64, 64, 128, 8, 16, least=16, wanted=1056, reason="not measured"),),
-    "metal": (ConvTile(64, 64, 128, 8, 16, least=16, wanted=256, reason="not measured"),),
-    "cuda": (ConvTile(64, 64, 128, 8, 16, least=16, wanted=1056, reason="not measured"),),
-}
+    "vulkan": (ConvTile(64, 64, 256, 16, 16, chain=8, unrolled=8, least=16, wanted=528, reason="PENDING"),),
+    "metal": (ConvTile(64, 64, 256, 16, 16, chain=8, unrolled=8, least=16, wanted=128, reason="as for images"),),
+    "cuda": (ConvTile(64, 64, 256, 16, 16, chain=8, unrolled=8, least=16, wanted=528, reason="PENDING"),),
+}  # fmt: skip
 
 
-def tile_for(table: dict[str, tuple[ConvTile, ...]], backend: str, rows: int, cols: int, times: int) -> ConvTile | None:
-    """Return the tile for ``times`` tables of rows × cols sums on ``backend``.
+def tile_for(table: Table, backend: str, channels: int) -> ConvTile | None:
+    """Return the tile for so many ``channels`` on ``backend``: channels that are made, or taps if those are fewer.
 
-    None where there are too few channels for tiles, and on a CPU: then a program makes single sums, or has its own
-    tiles.
+    None where there are too few for tiles, and on a CPU: then a program makes single sums, or has tiles of its own.
     """
     if backend == "cpu":
         return None
     tiles = table["software" if runtime.backend(backend).in_software else backend]
-    least = min(rows, cols) if table is WEIGHT else rows
-    fitting = [tile for tile in tiles if tile.least <= least]
-    enough = (tile for tile in fitting if times * tile.count(rows, cols) >= tile.wanted)
-    return next(enough, fitting[-1] if fitting else None)
+    return next((tile for tile in tiles if tile.least <= channels), None)
