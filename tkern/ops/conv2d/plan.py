@@ -42,6 +42,9 @@ _MOST_SUMS = 6912
 # Programs that a sum over cells is divided for, and floats of private sums (16 MiB).
 _PROGRAMS = 32
 _GPU_PROGRAMS = 2**16
+# Lanes that keep a GPU busy, and cells that a lane makes at most, one after the other, if there are more.
+_GPU_LANES = 2**18
+_LANE_CELLS = 4
 # Programs that make an image, about, if there is enough to do for so many.
 _IMAGE_PROGRAMS = 256
 _MOST_PARTIAL = 2**22
@@ -90,7 +93,9 @@ def add_input(launch: Launch, g: Geometry, dy: Any, weight: Any, dx: Any, backen
     groups = min(g.groups, max(1, _MOST_WEIGHTS // (row * g.channels)))
     rows = min(g.channels, max(1, _MOST_WEIGHTS // row)) if groups == 1 else g.channels
     words = conv_words(backend)
-    arranged = arrays.workspace(groups * rows * row, backend)
+    # A single output of each group whose taps are all of one phase has its weights in order as they are.
+    in_order = backend != "cpu" and g.outs == 1 and every == (1, 1) and (groups, rows) == (g.groups, g.channels)
+    arranged = weight if in_order else arrays.workspace(groups * rows * row, backend)
     nothing = arrays.zeros(1, backend)
     for done_groups in range(0, g.groups, groups):
         for done in range(0, g.channels, rows):
@@ -108,7 +113,8 @@ def add_input(launch: Launch, g: Geometry, dy: Any, weight: Any, dx: Any, backen
             if backend != "cpu":
                 numbers.update(col_parts=g.outs, col_step=1)
             programs = here * made * numbers["col_parts"]
-            launch.add(compiled(kernel.arrange, words), weight, arranged, _given(numbers, backend), programs)
+            if not in_order:
+                launch.add(compiled(kernel.arrange, words), weight, arranged, _given(numbers, backend), programs)
             _add_convolve(launch, numbers, dy, arranged, nothing, dx, backend)
 
 
@@ -200,6 +206,8 @@ def _add_convolve(
         depth = _SHORT if row_step <= _FEW_ROWS else words.depth
     elif tile is None:
         row_step, words = 1, conv_words(backend)
+        # Several cells for a lane where there are many: where it reads takes as long to find out as a sum of few taps.
+        cell_step = max(1, min(_LANE_CELLS, cells * others * made // _GPU_LANES))
         depth = words.depth
     else:
         row_step, cell_step, depth = tile.rows, tile.cols, tile.slice
@@ -221,6 +229,8 @@ def _add_convolve(
     if tile is not None:
         words = image_tile_words(tile, tile.launched_for(programs))
     steps = n["channels"] * (1 + n["kernel_h"] * (1 + n["kernel_w"])) + 4
+    if tile is None:
+        steps *= cell_step
     refuse_long_loops("weight", backend, **_lane_steps(tile, programs, steps), instead="smaller parts")
     # Two workspaces of one size are the same memory, and the weights may be in one.
     size_of = term_parts * whole + int(tuple(weight.shape) == (term_parts * whole,))

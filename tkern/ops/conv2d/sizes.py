@@ -56,7 +56,7 @@ WEIGHT: Table = {
     ),
     "vulkan": (ConvTile(64, 64, 256, 16, 16, chain=8, unrolled=8, least=16, wanted=528, reason="PENDING"),),
     "metal": (ConvTile(64, 64, 256, 16, 16, chain=8, unrolled=8, least=16, wanted=128, reason="as for images"),),
-    "cuda": (ConvTile(64, 64, 256, 16, 16, chain=8, unrolled=8, least=16, wanted=528, reason="PENDING"),),
+    "cuda": (ConvTile(64, 64, 256, 16, 16, chain=8, unrolled=16, least=16, wanted=528, reason="PENDING"),),
 }  # fmt: skip
 
 
