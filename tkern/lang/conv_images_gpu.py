@@ -15,7 +15,7 @@ from tkern.lang.taps import Cells
 class GpuImageTiles(GpuConvTiles):
     """Words for one workgroup per program, which makes ``tile.rows`` channels at ``tile.cols`` cells."""
 
-    def __init__(self, tile, launched):
+    def __init__(self, tile: object, launched: int) -> None:
         super().__init__(tile, launched)
         self.cells = tile.cols
         self.key = ("gpu image tiles", tile, launched)

@@ -28,7 +28,7 @@ class GpuConvTiles:
     Array = ti.types.ndarray(dtype=ti.f32)
     Numbers = ti.types.ndarray(dtype=ti.i32)
 
-    def __init__(self, tile, launched):
+    def __init__(self, tile: object, launched: int) -> None:
         self.tile = tile
         # How many workgroups are launched, 0 for a number known only at run time: that takes a launch of its own.
         self.launched = launched

@@ -16,7 +16,7 @@ from tkern.lang.taps import Cells
 class GpuWeightTiles(GpuConvTiles):
     """Words for one workgroup per program, which sums ``tile.rows`` taps × ``tile.cols`` channels."""
 
-    def __init__(self, tile, launched):
+    def __init__(self, tile: object, launched: int) -> None:
         super().__init__(tile, launched)
         self.depth, self.span = tile.rows, tile.slice
         self.key = ("gpu weight tiles", tile, launched)

@@ -7,6 +7,9 @@ The choice between kernels is made here, in :func:`simplified` and the functions
 - Images and kernels one column wide are turned on their side: their rows are then what lies side by side in memory.
 - Everything else gathers patches tile by tile into the workspace of a thread, few channels or many: a tile's taps are
   numbered over channels and kernel alike, so 3 channels of 7 × 7 fill it as well as 16 of 3 × 3.
+- On a GPU a workgroup makes a tile of sums wherever there are channels for one (:mod:`tkern.ops.conv2d.sizes`), and a
+  long sum is divided where there are too few tiles; a single channel, as of depthwise kernels, is made by lanes that
+  make one sum after the other.
 
 No launch takes more than 64 MiB beside its inputs and outputs.
 """
