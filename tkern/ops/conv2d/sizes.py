@@ -25,7 +25,7 @@ IMAGE: Table = {
         ),
         ConvTile(
             4, 512, 128, 128, 4, chain=8, least=2, wanted=528,
-            reason="H200, dx of 224²×3: 1.7 ms in an earlier run; 4 × 256 with 64 lanes 2.6, a lane for four channels 2.0",
+            reason="H200, dx of 224²×3: 1.7 ms; 4 × 256 with 64 lanes 2.6, a lane for four channels 2.0",
         ),
     ),
     "metal": (
