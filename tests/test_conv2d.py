@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 import tkern
 from tkern import parity, registry
 from tkern.errors import DTypeError, OptionError, ShapeError, SizeLimitError
+from tkern.lang.convs import ConvTile
+from tkern.ops.conv2d import plan
+from tkern.ops.conv2d.sizes import IMAGE, WEIGHT
 from tkern.spec import Case
 
 
@@ -285,3 +288,28 @@ def test_results_too_large_for_an_index_are_refused() -> None:
     x = np.broadcast_to(np.float32(1), (1, 1, 2**14, 2**14))
     with pytest.raises(SizeLimitError, match="^kernel_size: expected a result of at most"):
         tkern.im2col(x, 31)
+
+
+def test_long_sums_of_few_cells_are_divided(backend: str, rng: np.random.Generator) -> None:
+    """One or two tiles of an image keep no GPU busy: parts of each sum are made apart, and then added."""
+    dy, w = draw(rng, 1, 40, 3, 4), draw(rng, 40, 8, 3, 3)
+    want = tkern.oracle.conv2d_backward_input(dy, w, (1, 8, 3, 4), padding=1)
+    first, second = (tkern.conv2d_backward_input(dy, w, (1, 8, 3, 4), padding=1) for _ in range(2))
+    np.testing.assert_allclose(first, want, atol=2e-4)
+    assert np.array_equal(first, second)
+
+
+def test_a_lane_may_make_several_cells(backend: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_GPU_LANES", 1)
+    x, w = draw(rng, 2, 3, 5, 7), draw(rng, 3, 1, 3, 3)
+    want = tkern.oracle.conv2d(x, w, padding=1, groups=3)
+    np.testing.assert_allclose(tkern.conv2d(x, w, padding=1, groups=3), want, atol=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [IMAGE, WEIGHT], ids=["image", "weight"])
+def test_tiles_fit_the_memory_of_a_workgroup(sizes: dict[str, tuple[ConvTile, ...]]) -> None:
+    for tile in (tile for tiles in sizes.values() for tile in tiles):
+        assert 8 * tile.slice * (tile.rows + tile.cols + 8) + 12 * (max(tile.lanes, tile.rows) + 1) <= 2**15
+        assert tile.lanes % tile.across == 0
+        assert tile.cols % (4 * tile.across) == tile.rows % (4 * (tile.lanes // tile.across)) == 0
+        assert tile.slice % tile.unrolled == 0

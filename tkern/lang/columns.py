@@ -17,12 +17,16 @@ from tkern.lang.rows_gpu import element, put
 _COLUMNS = 32
 _SHARERS = 8
 _LANES = _COLUMNS * _SHARERS
+# So many columns keep the device busy with a lane for each, and then there is nothing to share.
+_MANY = 2**15
 
 
 def sum_kernel(backend: str, cols: int):
     """Return the kernel ``(partial, out, rows, stride, cols)`` that sums ``rows`` private rows of ``cols`` columns."""
     if backend == "cpu":
         return _cpu()
+    if cols >= _MANY:
+        return _gpu_long()
     # Blocks are compiled in; a power of two, so that few kernels serve every width.
     return _gpu(1 << max(0, -(-cols // _COLUMNS) - 1).bit_length())
 
@@ -77,5 +81,28 @@ def _gpu(padded_blocks: int):
                 ti.simt.block.sync()
             if sharer == 0 and column < cols:
                 put(out, column, shared[lane])
+
+    return sum_private_rows
+
+
+@lru_cache(maxsize=None)
+def _gpu_long():
+    array = ti.types.ndarray(dtype=ti.f32, ndim=1)
+
+    @ti.kernel
+    def sum_private_rows(partial: array, out: array, rows: ti.i32, stride: ti.i32, cols: ti.i32):
+        ti.loop_config(block_dim=_LANES)
+        for column in range(cols):
+            # Four sums side by side, whose loads do not wait for each other, and then theirs.
+            a, b, c, d = 0.0, 0.0, 0.0, 0.0
+            for four in range(rows >> 2):
+                at = four * 4 * stride + column
+                a += partial[at]
+                b += partial[at + stride]
+                c += partial[at + 2 * stride]
+                d += partial[at + 3 * stride]
+            for r in range(rows >> 2 << 2, rows):
+                a += partial[r * stride + column]
+            out[column] = (a + b) + (c + d)
 
     return sum_private_rows

@@ -1,4 +1,4 @@
-"""The words of :mod:`tkern.lang.convs` on a GPU: a lane is a program, which makes one sum in a register.
+"""The words of :mod:`tkern.lang.convs` on a GPU without tiles: a lane is a program, which makes one sum.
 
 A tile is one tap at one cell (or one after another); what it holds is read from where it is. Neighbouring lanes have
 neighbouring cells, so they read side by side.
@@ -15,6 +15,7 @@ class GpuConvs:
     """Words for one lane per program."""
 
     Array = ti.types.ndarray(dtype=ti.f32)
+    Numbers = ti.types.ndarray(dtype=ti.i32)
     lanes = 64
     cells = 1
     span = 256

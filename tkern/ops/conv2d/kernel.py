@@ -15,20 +15,35 @@ is a convolution of dy, and one kernel makes y and dx. The words (``t``, ``p``, 
 import taichi as ti
 
 from tkern.lang.taps import Cells
-from tkern.ops.conv2d.places import Numbers, Part, WeightPart, before, made_images, read_images, taps_from, window
+from tkern.ops.conv2d.places import (
+    Part,
+    WeightPart,
+    before,
+    given,
+    made_images,
+    numbers_for,
+    read_images,
+    taps_from,
+    window,
+)
 
 _STRETCH = 64
 
 
 def convolve(t):
-    """Build an image from sums over the patches of another: y from x, or dx from dy."""
+    """Build an image from sums over the patches of another: y from x, or dx from dy.
+
+    Or private images, one for each part of the terms of a sum, ``part_total`` floats apart.
+    """
 
     @ti.kernel
     def conv2d_image(
-        a: t.Array, weight: t.Array, bias: t.Array, out: t.Array, space: t.Array, n: Numbers, programs: ti.i32
-    ):
+        a: t.Array, weight: t.Array, bias: t.Array, out: t.Array, space: t.Array, numbers: numbers_for(t),
+        programs: ti.i32,
+    ):  # fmt: skip
         ti.loop_config(block_dim=t.lanes)
         for thread in range(t.threads(programs)):
+            n = given(numbers)
             p = t.program(thread, space, n.size)
             if p.is_one_of(programs):
                 at = Part(n, p.id)
@@ -38,13 +53,14 @@ def convolve(t):
                     first = tile * t.cells
                     cells = Cells(at.first + first, ti.min(t.cells, at.count - first), at.height, at.width)
                     sums.begin(bias, (at.group * n.made + at.row) * n.bias_step, n.bias_step, at.rows)
-                    for step in range((at.terms + n.depth - 1) // n.depth):
-                        term = step * n.depth
-                        terms = ti.min(n.depth, at.terms - term)
+                    for step in range((at.last_term - at.first_term + n.depth - 1) // n.depth):
+                        term = at.first_term + step * n.depth
+                        terms = ti.min(n.depth, at.last_term - term)
                         patches.gather(images, at.vertical, at.horizontal, cells, term, terms)
                         weights.load(weight, at.weight, term, at.terms, n.other_total, at.rows, terms)
                         sums.add(0, weights, patches, at.rows, cells.count, terms)
-                    sums.save(made_images(n, out, at.group, at.row, 0), at.lattice, at.rows, cells)
+                    made = made_images(n, out, at.group, at.row, 0, at.part * n.part_total)
+                    sums.save(made, at.lattice, at.rows, cells)
 
     return conv2d_image
 
@@ -54,16 +70,18 @@ def backward_weight(t):
 
     @ti.kernel
     def conv2d_backward_weight(
-        x: t.Array, dy: t.Array, partial: t.Array, space: t.Array, n: Numbers, stride: ti.i32, programs: ti.i32
-    ):
+        x: t.Array, dy: t.Array, partial: t.Array, space: t.Array, numbers: numbers_for(t), stride: ti.i32,
+        programs: ti.i32,
+    ):  # fmt: skip
         ti.loop_config(block_dim=t.lanes)
         for thread in range(t.threads(programs)):
+            n = given(numbers)
             p = t.program(thread, space, n.size)
             if p.is_one_of(programs):
                 at = WeightPart(n, p.id)
                 patches, turned, sums = p.patches(), p.turned(n.col_step), p.totals(n.row_step, n.col_step)
                 images = read_images(n, x, at.group)
-                grads = made_images(n, dy, at.group, at.col, n.other_total)
+                grads = made_images(n, dy, at.group, at.col, n.other_total, 0)
                 sums.clear(at.rows)
                 for step in range((at.last - at.first + (t.span - 1)) // t.span):
                     first = at.first + step * t.span
@@ -106,9 +124,10 @@ def im2col(t):
     """Build the matrix of patches, a row for each place of the window."""
 
     @ti.kernel
-    def conv2d_im2col(x: t.Array, out: t.Array, space: t.Array, n: Numbers, programs: ti.i32):
+    def conv2d_im2col(x: t.Array, out: t.Array, space: t.Array, numbers: numbers_for(t), programs: ti.i32):
         ti.loop_config(block_dim=t.lanes)
         for thread in range(t.threads(programs)):
+            n = given(numbers)
             p = t.program(thread, space, n.size)
             if p.is_one_of(programs):
                 patches = p.patches()
@@ -130,24 +149,28 @@ def im2col(t):
 def arrange(t):
     """Build the weights as dx meets them: those of a phase together, for each of its channels a row of taps of all k.
 
-    A program arranges the weights of a few input channels of a group.
+    A program arranges the weights of a few input channels of a group, for ``col_step`` of its outputs.
     """
 
     @ti.kernel
-    def conv2d_arrange(weight: t.Array, out: t.Array, n: Numbers, programs: ti.i32):
+    def conv2d_arrange(weight: t.Array, out: t.Array, numbers: numbers_for(t), programs: ti.i32):
         ti.loop_config(block_dim=t.lanes)
         for thread in range(t.threads(programs)):
+            n = given(numbers)
             p = t.program(thread, out, n.size)
             if p.is_one_of(programs):
                 area = n.kernel_h * n.kernel_w
-                group = p.id // n.row_parts
-                c0 = (p.id - group * n.row_parts) * n.row_step
+                place = p.id // n.col_parts
+                begin = (p.id - place * n.col_parts) * n.col_step
+                end = ti.min(begin + n.col_step, n.channels)
+                group = place // n.row_parts
+                c0 = (place - group * n.row_parts) * n.row_step
                 c1 = ti.min(c0 + n.row_step, n.made)
                 first = (n.done_groups + group) * n.channels * n.all_made + n.done_made
                 # In stretches of outputs: the taps of one lie side by side, and are in the cache still for each.
-                for stretch in range((n.channels + (_STRETCH - 1)) // _STRETCH):
-                    k0 = stretch * _STRETCH
-                    k1 = ti.min(k0 + _STRETCH, n.channels)
+                for stretch in range((end - begin + (_STRETCH - 1)) // _STRETCH):
+                    k0 = begin + stretch * _STRETCH
+                    k1 = ti.min(k0 + _STRETCH, end)
                     for r in range(n.kernel_h):
                         for s in range(n.kernel_w):
                             i, j = r // n.every_h, s // n.every_w

@@ -1,8 +1,10 @@
 """Which part of a convolution a program makes, and which taps reach it."""
 
 import taichi as ti
+from taichi.lang.any_array import AnyArray
 
 from tkern.lang.macros import handle, macro, value
+from tkern.lang.rows_gpu import element
 from tkern.lang.taps import Axis, Images, Lattice
 
 _INTEGERS = (
@@ -19,8 +21,34 @@ _INTEGERS = (
     "total", "other_total", "size",
     # From one output's bias to the next, 0 without a bias; 1; the taps that are gathered at a time.
     "bias_step", "one", "depth",
+    # Parts of the terms of a sum, the terms of each, and the floats from one's image to the next one's.
+    "term_parts", "term_step", "part_total",
 )  # fmt: skip
 Numbers = ti.types.struct(**dict.fromkeys(_INTEGERS, ti.i32))
+NAMES = tuple(_INTEGERS)
+
+
+def numbers_for(t):
+    """Return the type of a kernel's numbers: the structure, or what the words have instead."""
+    return getattr(t, "Numbers", Numbers)
+
+
+@handle
+class _Loaded:
+    """The numbers, each in a variable of its own; those that a kernel does not use, its compiler leaves out."""
+
+    def __init__(self, array):
+        for at, name in enumerate(NAMES):
+            setattr(self, name, value(element(array, at)))
+
+
+@macro
+def given(numbers):
+    """Return the numbers of a launch by name: its argument, or what the array holds that stands for it.
+
+    A structure of so many members takes longer to hand over, 1.2 µs each, than most kernels run on a GPU.
+    """
+    return _Loaded(numbers) if isinstance(numbers, AnyArray) else numbers
 
 
 @ti.func
@@ -53,11 +81,12 @@ class Part:
     """The part of an image-making program (:func:`tkern.ops.conv2d.kernel.convolve`): rows are channels that are made.
 
     ``rows`` of them from ``row`` on, at ``count`` cells from ``first`` on of one phase's grid, from ``terms`` taps
-    each, whose weights begin at ``weight``.
+    each, whose weights begin at ``weight``; of those from ``first_term`` to ``last_term``, which are part ``part``.
     """
 
     def __init__(self, n, program):
         rest, cell_part = _split(program, n.cell_parts)
+        rest, self.part = _split(rest, n.term_parts)
         rest, row_part = _split(rest, n.row_parts)
         rest, group = _split(rest, n.launch_groups)
         phase_h, phase_w = _split(rest, n.phases_w)
@@ -81,6 +110,8 @@ class Part:
             value(-(n.dilation_w * n.every_w) // n.up_w),
         )  # fmt: skip
         self.terms = value(n.channels * taps_h * taps_w)
+        self.first_term = value(self.part * n.term_step)
+        self.last_term = value(ti.min(self.first_term + n.term_step, self.terms))
         # Weights of a phase lie together.
         earlier = before(r, n.every_h, n.kernel_h) * n.kernel_w + taps_h * before(s, n.every_w, n.kernel_w)
         own = group * n.kernel_h * n.kernel_w + earlier
@@ -128,11 +159,12 @@ def read_images(n, array, group):
 
 
 @macro
-def made_images(n, array, group, row, total):
-    """Return the images on the other side, from channel ``row`` of ``group`` on."""
+def made_images(n, array, group, row, total, skipped):
+    """Return the images on the other side, from channel ``row`` of ``group`` on, ``skipped`` floats into the array."""
     area = value(n.made_height * n.made_width)
     first = value(group * n.all_made + n.done_made + row)
-    return Images(array, value(first * area), value(n.groups * n.all_made * area), area, total, _one(n), n.images)
+    own, image = value(skipped + first * area), value(n.groups * n.all_made * area)
+    return Images(array, own, image, area, total, _one(n), n.images)
 
 
 @macro

@@ -7,8 +7,13 @@ The choice between kernels is made here, in :func:`simplified` and the functions
 - Images and kernels one column wide are turned on their side: their rows are then what lies side by side in memory.
 - On a CPU, dx of 3 × 3 kernels and the like, with stride 1, a multiple of 16 outputs and of 16 images: images are the
   lanes of vectors, so nothing is gathered (:mod:`tkern.lang.convs_images_cpu`).
+- On a CPU, where at most 4 channels are made (depthwise kernels, dx of a first layer) from images read cell by cell:
+  planes with the zeros around them, taps read where they are (:mod:`tkern.ops.conv2d.thin`).
 - Everything else gathers patches tile by tile into the workspace of a thread, few channels or many: a tile's taps are
   numbered over channels and kernel alike, so 3 channels of 7 × 7 fill it as well as 16 of 3 × 3.
+- On a GPU a workgroup makes a tile of sums wherever there are channels for one (:mod:`tkern.ops.conv2d.sizes`), and a
+  long sum is divided where there are too few tiles; a single channel, as of depthwise kernels, is made by lanes that
+  make one sum after the other.
 
 No launch takes more than 64 MiB beside its inputs and outputs.
 """
@@ -20,10 +25,14 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from tkern import arrays
+import numpy as np
+
+from tkern import arrays, runtime
 from tkern.launch import Group, Launch
 from tkern.loops import refuse_long_loops
 from tkern.ops.conv2d.geometry import Geometry
+from tkern.ops.conv2d.sixteens import is_by_images, numbers_by_images
+from tkern.ops.conv2d.sizes import IMAGE, WEIGHT, tile_for
 from tkern.ops.conv2d.thin import image_size, weight_size
 
 __all__ = ["add_im2col", "add_image", "add_input", "add_weight", "simplified"]
@@ -36,9 +45,6 @@ _MOST_ROWS = 128
 # With so few, or fewer, gathering is most of the work: then so many taps at a time, which fit the first cache.
 _FEW_ROWS = 16
 _SHORT = 32
-# Where images are the lanes: channels that a program makes, and cells that it reads (256 KiB).
-_IMAGE_ROWS = 64
-_MOST_READ = 256
 # Vectors of a workspace for few channels at most, half of a second cache.
 _MOST_THIN = 2**13
 # Likewise for the gradient of weights: channels of dy, and vectors of sums.
@@ -47,6 +53,9 @@ _MOST_SUMS = 6912
 # Programs that a sum over cells is divided for, and floats of private sums (16 MiB).
 _PROGRAMS = 32
 _GPU_PROGRAMS = 2**16
+# Lanes that keep a GPU busy, and cells that a lane makes at most, one after the other, if there are more.
+_GPU_LANES = 2**18
+_LANE_CELLS = 4
 # Programs that make an image, about, if there is enough to do for so many.
 _IMAGE_PROGRAMS = 256
 _MOST_PARTIAL = 2**22
@@ -54,6 +63,9 @@ _MOST_PARTIAL = 2**22
 _ARRANGED = 8
 # Floats of weights that are arranged at a time (16 MiB).
 _MOST_WEIGHTS = 2**22
+# Numbers of launches on a GPU, 256 bytes each.
+_MOST_KEPT = 256
+_kept: dict[tuple[int, ...], Any] = {}
 
 
 def simplified(g: Geometry) -> Geometry:
@@ -93,11 +105,13 @@ def add_input(launch: Launch, g: Geometry, dy: Any, weight: Any, dx: Any, backen
     row = g.outs * math.prod(g.kernel)
     groups = min(g.groups, max(1, _MOST_WEIGHTS // (row * g.channels)))
     rows = min(g.channels, max(1, _MOST_WEIGHTS // row)) if groups == 1 else g.channels
-    by_images = _by_images(g, backend)
+    by_images = is_by_images(g, backend, _MOST_SPACE // _threads())
     if by_images and rows < g.channels:
         rows = max(4, rows // 4 * 4)
     words = image_words() if by_images else conv_words(backend)
-    arranged = arrays.workspace(groups * rows * row, backend)
+    # A single output of each group whose taps are all of one phase has its weights in order as they are.
+    in_order = g.outs == 1 and every == (1, 1) and (groups, rows) == (g.groups, g.channels)
+    arranged = weight if in_order else arrays.workspace(groups * rows * row, backend)
     nothing = arrays.zeros(1, backend)
     for done_groups in range(0, g.groups, groups):
         for done in range(0, g.channels, rows):
@@ -109,14 +123,22 @@ def add_input(launch: Launch, g: Geometry, dy: Any, weight: Any, dx: Any, backen
                 "up_h": up[0], "up_w": up[1], "pad_h": g.before[0], "pad_w": g.before[1],
                 "dilation_h": dilation[0], "dilation_w": dilation[1], "every_h": every[0], "every_w": every[1],
                 "phases_h": min(up[0], g.size[0]), "phases_w": min(up[1], g.size[1]),
-                "launch_groups": here, "done_groups": done_groups, "done_made": done,
+                "launch_groups": here, "done_groups": done_groups, "done_made": done, "col_step": g.outs,
                 "total": math.prod(g.y_shape), "other_total": here * made * row,
             }  # fmt: skip
             part = _ARRANGED if backend == "cpu" else 1
             split = {**numbers, "row_step": part, "row_parts": -(-made // part)}
-            launch.add(compiled(kernel.arrange, words), weight, arranged, _group(split), here * split["row_parts"])
+            if backend != "cpu":
+                split.update(col_parts=g.outs, col_step=1)
+            programs = here * split["row_parts"] * split["col_parts"]
+            if not in_order:
+                launch.add(compiled(kernel.arrange, words), weight, arranged, _given(split, backend), programs)
             if by_images:
-                _add_by_images(launch, g, numbers, dy, arranged, nothing, dx)
+                n = numbers_by_images(g, numbers)
+                space, programs = _space(n["size"], backend), here * n["row_parts"] * n["cell_parts"]
+                launch.add(
+                    compiled(kernel.convolve, words), dy, arranged, nothing, dx, space, _given(n, backend), programs
+                )
             else:
                 _add_convolve(launch, numbers, dy, arranged, nothing, dx, backend)
 
@@ -124,35 +146,46 @@ def add_input(launch: Launch, g: Geometry, dy: Any, weight: Any, dx: Any, backen
 def add_weight(launch: Launch, g: Geometry, x: Any, dy: Any, dweight: Any, backend: str) -> None:
     """Add what makes dweight: private sums for slices of the cells, then their sum; or at once, in one slice."""
     from tkern.lang import columns, compiled
-    from tkern.lang.convs import conv_words, thin_words
+    from tkern.lang.convs import conv_words, thin_words, weight_tile_words
     from tkern.ops.conv2d import kernel
 
-    thin = weight_size(g, _most_thin()) if backend == "cpu" else 0
-    words = thin_words() if thin else conv_words(backend)
     count = math.prod(g.weight_shape)
-    row_step, col_step, size = (g.taps, g.outs, thin) if thin else _weight_tile(g, words, backend)
+    tile = tile_for(WEIGHT, backend, min(g.taps, g.outs))
+    thin = weight_size(g, _most_thin()) if backend == "cpu" else 0
+    words: Any = thin_words() if thin else conv_words(backend)
+    if thin:
+        row_step, col_step, size, span = g.taps, g.outs, thin, g.out[1]
+    elif tile is None:
+        row_step, col_step, size = _weight_tile(g, words, backend)
+        span = words.span
+    else:
+        row_step, col_step, size, span = tile.rows, tile.cols, 0, tile.slice
     parts = {
         "row_parts": -(-g.taps // row_step), "row_step": row_step,
         "col_parts": -(-g.outs // col_step), "col_step": col_step,
     }  # fmt: skip
     whole = g.groups * parts["row_parts"] * parts["col_parts"]
-    wanted = _PROGRAMS if backend == "cpu" else _GPU_PROGRAMS
-    span = g.out[1] if thin else words.span
     spans = -(-g.cells // span)
-    slices = max(1, min(-(-wanted // whole), spans, _MOST_PARTIAL // count))
+    if tile is None:
+        slices = -(-(_PROGRAMS if backend == "cpu" else _GPU_PROGRAMS) // whole)
+    else:
+        slices = min(-(-tile.wanted // whole), -(-g.cells // tile.shortest))
+    slices = max(1, min(slices, spans, _MOST_PARTIAL // count))
     cell_step = -(-spans // slices) * span
     slices = -(-g.cells // cell_step)
     programs = whole * slices
-    refuse_long_loops("x", backend, threads=programs, steps=min(cell_step, g.cells) + 4, instead="smaller parts")
+    if tile is not None:
+        words = weight_tile_words(tile, tile.launched_for(programs))
+    steps = min(cell_step, g.cells) + 4
+    refuse_long_loops("x", backend, **_lane_steps(tile, programs, steps), instead="smaller parts")
     numbers = {
         **_window(g), "made": g.outs, "all_made": g.outs,
         "total": math.prod(g.x_shape), "other_total": math.prod(g.y_shape),
         **parts, "cell_step": cell_step, "size": size,
     }  # fmt: skip
     partial = dweight if slices == 1 else arrays.workspace(slices * count, backend)
-    launch.add(
-        compiled(kernel.backward_weight, words), x, dy, partial, _space(size, backend), _group(numbers), count, programs
-    )
+    arguments = x, dy, partial, _space(size, backend), _given(numbers, backend), count, programs
+    launch.add(compiled(kernel.backward_weight, words), *arguments)
     if slices > 1:
         launch.add(columns.sum_kernel(backend, count), partial, dweight, slices, count, count)
 
@@ -174,103 +207,85 @@ def add_im2col(launch: Launch, g: Geometry, x: Any, cols: Any, backend: str) -> 
     numbers["size"] = size
     programs = parts * -(-g.cells // words.cells)
     refuse_long_loops("x", backend, threads=programs, steps=5, instead="smaller parts")
-    launch.add(compiled(kernel.im2col, words), x, cols, _space(size, backend), _group(numbers), programs)
+    launch.add(compiled(kernel.im2col, words), x, cols, _space(size, backend), _given(numbers, backend), programs)
 
 
 def _add_convolve(
     launch: Launch, numbers: dict[str, int], a: Any, weight: Any, bias: Any, out: Any, backend: str
 ) -> None:
-    from tkern.lang import compiled
-    from tkern.lang.convs import conv_words, thin_words
+    from tkern.lang import columns, compiled
+    from tkern.lang.convs import conv_words, image_tile_words, thin_words
     from tkern.ops.conv2d import kernel
 
-    words = conv_words(backend)
     made, n = numbers["made"], numbers
-    row_step, size = 1, 0
+    grid = -(-n["made_height"] // n["up_h"]) * -(-n["made_width"] // n["up_w"])
+    cells = n["batch"] * grid
+    others = n["phases_h"] * n["phases_w"] * n["launch_groups"]
+    terms = n["channels"] * n["kernel_h"] * n["kernel_w"]
+    tile = tile_for(IMAGE, backend, made)
+    size, cell_step, term_parts, whole = 0, 1, 1, 0
+    words: Any
     thin = image_size(n, _most_thin()) if backend == "cpu" else 0
     if thin:
         words, row_step, size = thin_words(), made, thin
+        cell_step = -(-cells // max(1, min(_IMAGE_PROGRAMS // others, cells)))
+        depth = words.depth
     elif backend == "cpu":
+        words = conv_words(backend)
         most = max(4, min(_MOST_ROWS, (_MOST_SPACE // _threads() - 16 - words.patch_vectors) // words.row_vectors))
         row_step = _even(made, most, 4)
         size = 16 + words.patch_vectors + row_step * words.row_vectors
-    grid = -(-n["made_height"] // n["up_h"]) * -(-n["made_width"] // n["up_w"])
-    cells = n["batch"] * grid
-    cell_step = 1
-    if thin:
-        others = n["phases_h"] * n["phases_w"] * n["launch_groups"]
-        cell_step = -(-cells // max(1, min(_IMAGE_PROGRAMS // others, cells)))
-    elif backend == "cpu":
         # Several tiles for a program where there are many, so that a program's beginning takes no time.
-        others = n["phases_h"] * n["phases_w"] * n["launch_groups"] * -(-made // row_step)
         cell_step = _even(cells, words.cells, 16)
-        cell_step *= max(1, -(-cells // cell_step) * others // _IMAGE_PROGRAMS)
+        cell_step *= max(1, -(-cells // cell_step) * others * -(-made // row_step) // _IMAGE_PROGRAMS)
+        depth = _SHORT if row_step <= _FEW_ROWS else words.depth
+    elif tile is None:
+        row_step, words = 1, conv_words(backend)
+        # Several cells for a lane where there are many: where it reads takes as long to find out as a sum of few taps.
+        cell_step = max(1, min(_LANE_CELLS, cells * others * made // _GPU_LANES))
+        depth = words.depth
+    else:
+        row_step, cell_step, depth = tile.rows, tile.cols, tile.slice
+        whole = n["batch"] * n["groups"] * n["all_made"] * n["made_height"] * n["made_width"]
+        if not n["bias_step"] and n["launch_groups"] == n["groups"] and made == n["all_made"]:
+            # Private images, from a part of each sum's terms, where there are too few tiles to keep the device busy.
+            parts = tile.wanted // (others * tile.count(made, cells))
+            longest = terms // (n["every_h"] * n["every_w"])
+            term_parts = max(1, min(parts, longest // tile.shortest, _MOST_PARTIAL // whole))
+    term_step = -(-terms // (term_parts * depth)) * depth
     n = {
         **n, "row_parts": -(-made // row_step), "row_step": row_step, "size": size,
-        "cell_parts": -(-cells // cell_step), "cell_step": cell_step,
-        "depth": _SHORT if backend == "cpu" and not thin and row_step <= _FEW_ROWS else words.depth,
+        "cell_parts": -(-cells // cell_step), "cell_step": cell_step, "depth": depth,
+        "term_parts": term_parts, "term_step": term_step if term_parts > 1 else max(1, terms),
     }  # fmt: skip
-    programs = n["phases_h"] * n["phases_w"] * n["launch_groups"] * n["row_parts"] * n["cell_parts"]
-    terms = n["channels"] * (1 + n["kernel_h"] * (1 + n["kernel_w"]))
-    refuse_long_loops("weight", backend, threads=programs, steps=terms + 4, instead="smaller parts")
-    launch.add(compiled(kernel.convolve, words), a, weight, bias, out, _space(size, backend), _group(n), programs)
+    if term_parts > 1:
+        n["part_total"] = whole
+    programs = others * n["row_parts"] * n["cell_parts"] * term_parts
+    if tile is not None:
+        words = image_tile_words(tile, tile.launched_for(programs))
+    steps = n["channels"] * (1 + n["kernel_h"] * (1 + n["kernel_w"])) + 4
+    if tile is None:
+        steps *= cell_step
+    refuse_long_loops("weight", backend, **_lane_steps(tile, programs, steps), instead="smaller parts")
+    # Two workspaces of one size are the same memory, and the weights may be in one.
+    size_of = term_parts * whole + int(tuple(weight.shape) == (term_parts * whole,))
+    images = arrays.workspace(size_of, backend) if term_parts > 1 else out
+    arguments = a, weight, bias, images, _space(size, backend), _given(n, backend), programs
+    launch.add(compiled(kernel.convolve, words), *arguments)
+    if term_parts > 1:
+        launch.add(columns.sum_kernel(backend, whole), images, out, term_parts, whole, whole)
+
+
+def _lane_steps(tile: Any, programs: int, steps: int) -> dict[str, int]:
+    """Return the threads of a launch, and the steps of loops that each of them takes at most for a program."""
+    if tile is None:
+        return {"threads": programs, "steps": steps}
+    slices = -(-steps // tile.slice) + 1
+    return {"threads": programs * tile.lanes, "steps": slices * (1 + tile.slice // tile.unrolled) + 4}
 
 
 def _most_thin() -> int:
     return min(_MOST_THIN, _MOST_SPACE // _threads())
-
-
-def _by_images(g: Geometry, backend: str) -> bool:
-    """Return whether dx is made with images as the lanes of vectors (see tkern.lang.convs_images_cpu)."""
-    if backend != "cpu" or g.stride != (1, 1) or g.outs % 16 or g.channels % 4 or not 4 <= math.prod(g.kernel) <= 9:
-        return False
-    # Lanes without an image work for nothing.
-    if -g.batch % 16 > g.batch // 8:
-        return False
-    lines = _image_lines(g)
-    return lines > 0 and _image_size(g, lines, _IMAGE_ROWS) * _threads() <= _MOST_SPACE
-
-
-def _image_lines(g: Geometry) -> int:
-    """Return how many lines of dx a program makes: as many as there is room for, and divide its height; 0 if none."""
-    from tkern.lang.convs_images_cpu import CELLS
-
-    height, width = g.size
-    for lines in range(min(height, CELLS // width), 0, -1):
-        if height % lines == 0 and _image_cells(g, lines) <= _MOST_READ:
-            return lines
-    return 0
-
-
-def _image_cells(g: Geometry, lines: int) -> int:
-    """Return how many cells of dy ``lines`` of dx are made from, at most."""
-    return min(lines + g.dilation[0] * (g.kernel[0] - 1), g.out[0]) * g.out[1]
-
-
-def _image_size(g: Geometry, lines: int, rows: int) -> int:
-    """Return the vectors of a workspace: a block to turn, what is read (a block more, for its end), and sums."""
-    from tkern.lang.convs_images_cpu import CpuImageConvs
-
-    return 16 + 16 * (_image_cells(g, lines) + 16) + rows * CpuImageConvs.row_vectors
-
-
-def _add_by_images(
-    launch: Launch, g: Geometry, numbers: dict[str, int], dy: Any, weight: Any, bias: Any, dx: Any
-) -> None:
-    from tkern.lang import compiled
-    from tkern.lang.convs import image_words
-    from tkern.ops.conv2d import kernel
-
-    words, n = image_words(), numbers
-    groups, lines = -(-g.batch // 16), _image_lines(g)
-    row_step = _even(n["made"], _IMAGE_ROWS, 4)
-    size = _image_size(g, lines, row_step)
-    n = {
-        **n, "batch": groups, "row_parts": -(-n["made"] // row_step), "row_step": row_step, "size": size,
-        "cell_parts": groups * g.size[0] // lines, "cell_step": lines * g.size[1], "depth": 16 * math.prod(g.kernel),
-    }  # fmt: skip
-    programs = n["launch_groups"] * n["row_parts"] * n["cell_parts"]
-    launch.add(compiled(kernel.convolve, words), dy, weight, bias, dx, _space(size, "cpu"), _group(n), programs)
 
 
 def _weight_tile(g: Geometry, words: Any, backend: str) -> tuple[int, int, int]:
@@ -293,9 +308,19 @@ def _even(count: int, most: int, step: int) -> int:
 
 
 def _numbers(g: Geometry) -> dict[str, int]:
-    ones = ("one", "up_h", "up_w", "stride_h", "stride_w", "every_h", "every_w", "phases_h", "phases_w")
+    ones = ("one", "up_h", "up_w", "stride_h", "stride_w", "every_h", "every_w", "phases_h", "phases_w", "term_parts")
     parts = ("row_parts", "row_step", "cell_parts", "cell_step", "col_parts", "col_step")
-    zeros = ("depth", "done_groups", "done_made", "total", "other_total", "size", "bias_step")
+    zeros = (
+        "depth",
+        "done_groups",
+        "done_made",
+        "total",
+        "other_total",
+        "size",
+        "bias_step",
+        "term_step",
+        "part_total",
+    )
     return {
         **dict.fromkeys(ones, 1), **dict.fromkeys(parts, 1), **dict.fromkeys(zeros, 0),
         "images": g.batch, "batch": g.batch, "groups": g.groups, "launch_groups": g.groups,
@@ -313,10 +338,20 @@ def _window(g: Geometry) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _group(numbers: dict[str, int]) -> Group:
-    from tkern.ops.conv2d.places import Numbers
+def _given(numbers: dict[str, int], backend: str) -> Any:
+    """Return the numbers as a kernel of ``backend`` takes them; on a GPU those of the last launches are kept there."""
+    from tkern.ops.conv2d.places import NAMES, Numbers
 
-    return Group(Numbers, **numbers)
+    if backend == "cpu":
+        return Group(Numbers, **numbers)
+    values = tuple(numbers[name] for name in NAMES)
+    kept = _kept.pop(values, None)
+    if kept is None or runtime.is_ended(kept):
+        kept = arrays.constants(np.array(values, np.int32), backend)
+    _kept[values] = kept
+    while len(_kept) > _MOST_KEPT:
+        del _kept[next(iter(_kept))]
+    return kept
 
 
 def _threads() -> int:
