@@ -87,7 +87,8 @@ def _gpu(padded_blocks: int):
 
 @lru_cache(maxsize=None)
 def _gpu_long():
-    array = ti.types.ndarray(dtype=ti.f32, ndim=1)
+    # Of any rank, as above.
+    array = ti.types.ndarray(dtype=ti.f32)
 
     @ti.kernel
     def sum_private_rows(partial: array, out: array, rows: ti.i32, stride: ti.i32, cols: ti.i32):
@@ -97,12 +98,12 @@ def _gpu_long():
             a, b, c, d = 0.0, 0.0, 0.0, 0.0
             for four in range(rows >> 2):
                 at = four * 4 * stride + column
-                a += partial[at]
-                b += partial[at + stride]
-                c += partial[at + 2 * stride]
-                d += partial[at + 3 * stride]
+                a += element(partial, at)
+                b += element(partial, at + stride)
+                c += element(partial, at + 2 * stride)
+                d += element(partial, at + 3 * stride)
             for r in range(rows >> 2 << 2, rows):
-                a += partial[r * stride + column]
-            out[column] = (a + b) + (c + d)
+                a += element(partial, r * stride + column)
+            put(out, column, (a + b) + (c + d))
 
     return sum_private_rows

@@ -16,6 +16,7 @@ import taichi as ti
 from tkern.lang.fragments_gpu import Fragment, Shared, grid
 from tkern.lang.macros import handle, macro, value, variable
 from tkern.lang.rows_gpu import element
+from tkern.lang.safe import both
 
 # So far outside of every image that no offset leads into it, twice that being an i32.
 FAR = -(2**29)
@@ -178,7 +179,7 @@ class Taps:
 @ti.func
 def _read(array: ti.template(), at, h, w, height, width):
     # As numbers without a sign, those below 0 are large.
-    inside = (ti.cast(h, ti.u32) < ti.cast(height, ti.u32)) & (ti.cast(w, ti.u32) < ti.cast(width, ti.u32))
+    inside = both(ti.cast(h, ti.u32) < ti.cast(height, ti.u32), ti.cast(w, ti.u32) < ti.cast(width, ti.u32))
     return ti.select(inside, element(array, ti.select(inside, at, 0)), 0.0)
 
 

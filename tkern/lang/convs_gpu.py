@@ -18,7 +18,8 @@ class GpuConvs:
     Numbers = ti.types.ndarray(dtype=ti.i32)
     lanes = 64
     cells = 1
-    span = 256
+    # A sum for each span, then those: rounding grows with the length of a chain.
+    span = 64
     depth = 2**30
     key = ("gpu convs",)
 

@@ -176,7 +176,7 @@ def add_weight(launch: Launch, g: Geometry, x: Any, dy: Any, dweight: Any, backe
     programs = whole * slices
     if tile is not None:
         words = weight_tile_words(tile, tile.launched_for(programs))
-    steps = min(cell_step, g.cells) + 4
+    steps = min(cell_step, g.cells) + 2 * -(-cell_step // span) + 4
     refuse_long_loops("x", backend, **_lane_steps(tile, programs, steps), instead="smaller parts")
     numbers = {
         **_window(g), "made": g.outs, "all_made": g.outs,
