@@ -134,6 +134,18 @@ def test_cells_that_no_output_read_are_zero(backend: str, rng: np.random.Generat
     assert dx[:, :, read].all()
 
 
+def test_what_is_not_finite_reaches_only_the_taps_that_read_it(backend: str, rng: np.random.Generator) -> None:
+    if backend == "metal":
+        pytest.skip("its compiler assumes that everything is finite")
+    x, dy = draw(rng, 2, 3, 9, 20), draw(rng, 2, 3, 9, 20)
+    x[1, 0, 4, 19], x[0, 1, 8, 0] = np.inf, np.nan
+    options = {"padding": 1, "groups": 3}
+    want = tkern.oracle.conv2d_backward_weight(x, dy, (3, 1, 3, 3), **options)
+    assert 0 < np.isfinite(want).sum() < want.size
+    got = tkern.conv2d_backward_weight(x, dy, (3, 1, 3, 3), **options)
+    np.testing.assert_allclose(got, want, atol=2e-4)
+
+
 def _views(a: np.ndarray) -> dict[str, np.ndarray]:
     """Return views with the values of ``a`` in other layouts."""
     wide = np.empty((*a.shape[:-1], 2 * a.shape[-1]), np.float32)

@@ -92,10 +92,13 @@ class Planes:
 
     @ti.func
     def fill_cells(self, to, images: ti.template(), image, channel, u, cells, first, count):
-        """Write a channel at the grid's cells, 0 elsewhere; only ``count`` cells from column ``first`` of row ``u``."""
+        """Write a channel at the grid's cells, 0 elsewhere; only ``count`` cells from column ``first`` of row ``u``.
+
+        Up to 15 floats behind them are written, too.
+        """
         line = images.start + image * images.image + channel * images.area + u * self.width
         _copy_rows(self.space, to, self.pitch, images, line, self.width, self.width, cells)
-        _clear_exactly(self.space, to + cells * self.pitch, self.vectors(cells) * WIDTH - cells * self.pitch)
+        _clear(self.space, to + cells * self.pitch, self.vectors(cells) * WIDTH - cells * self.pitch)
         _clear_exactly(self.space, to, first)
         last = (first + count) // self.width
         if last < cells:

@@ -180,16 +180,25 @@ class _Sums:
 def _add_taps(planes: ti.template(), first, channels, weights, to, stride, vectors, rows: ti.template()):
     """Add to ``rows`` of sums the products of all taps of ``channels`` planes with their weights."""
     units = ti.static(_BLOCKS[rows])
+    taps = channels * planes.rows.taps * planes.columns.taps
+    start = planes.tap(first, 0, 0)
+    # What leads from the end of a row of taps to the next, and from the last row to the next plane.
+    next_row = planes.rows.step * planes.pitch - planes.columns.taps * planes.columns.step
+    next_plane = planes.step - planes.rows.taps * planes.rows.step * planes.pitch
     for b in range(vectors // units):
         sums = _begin(rows * units)
-        tap = weights
-        for c in range(channels):
-            for i in range(planes.rows.taps):
-                at = planes.tap(first + c, i, 0) + b * (units * WIDTH)
-                for _ in range(planes.columns.taps):
-                    _step(sums, planes.space, at, tap, rows, units)
-                    at += planes.columns.step
-                    tap += ROWS
+        at = start + b * (units * WIDTH)
+        i, j = 0, 0
+        for k in range(taps):
+            _step(sums, planes.space, at, weights + k * ROWS, rows, units)
+            # One loop without branches: one in another, with three steps each, would cost more than its steps.
+            j += 1
+            turn = ti.cast(j == planes.columns.taps, ti.i32)
+            i += turn
+            over = ti.cast(i == planes.rows.taps, ti.i32)
+            at += planes.columns.step + turn * next_row + over * next_plane
+            j *= 1 - turn
+            i *= 1 - over
         _end(sums, planes.space, to + b * units, stride, rows, units)
 
 
@@ -261,10 +270,10 @@ class _Totals:
         done = 0
         while done < count:
             here = ti.min(band, cells.height - u, (v + count - done + cells.width - 1) // cells.width)
-            for c in range(channels):
-                planes.fill(c, patches.images, image, c, u, here)
             for m in range(cols):
                 planes.fill_cells((first + m * stride) * WIDTH, turned.images, image, m, u, here, v, count - done)
+            for c in range(channels):
+                planes.fill(c, patches.images, image, c, u, here)
             for m in range(cols):
                 for c in range(channels):
                     to = self.program.base + m * rows + c * area
