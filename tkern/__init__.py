@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         max_pool2d_indices_to_flat,
     )
     from tkern.ops.rms_norm import rms_norm, rms_norm_backward
+    from tkern.ops.softmax_backward import softmax_backward
     from tkern.runtime import Backend, backends, use, using
 
 # Where each public name lives; it is imported when it is first asked for.
@@ -51,6 +52,7 @@ _HOME = {
     "max_pool2d_indices_to_flat": "tkern.ops.max_pool2d",
     "rms_norm": "tkern.ops.rms_norm",
     "rms_norm_backward": "tkern.ops.rms_norm",
+    "softmax_backward": "tkern.ops.softmax_backward",
 }
 _MODULES = ("errors", "oracle")
 
@@ -74,6 +76,7 @@ __all__ = [
     "oracle",
     "rms_norm",
     "rms_norm_backward",
+    "softmax_backward",
     "use",
     "using",
 ]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from tkern.ops.max_pool2d.oracle import max_pool2d, max_pool2d_backward
     from tkern.ops.rms_norm.oracle import rms_norm, rms_norm_backward
+    from tkern.ops.softmax_backward.oracle import softmax_backward
 
 _HOME = {
     "attention": "tkern.ops.attention.oracle",
@@ -36,6 +37,7 @@ _HOME = {
     "max_pool2d_backward": "tkern.ops.max_pool2d.oracle",
     "rms_norm": "tkern.ops.rms_norm.oracle",
     "rms_norm_backward": "tkern.ops.rms_norm.oracle",
+    "softmax_backward": "tkern.ops.softmax_backward.oracle",
 }
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "max_pool2d_backward",
     "rms_norm",
     "rms_norm_backward",
+    "softmax_backward",
 ]
 
 
