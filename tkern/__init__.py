@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         conv2d_backward_weight,
         im2col,
     )
+    from tkern.ops.layer_norm_backward import layer_norm_backward
     from tkern.ops.max_pool2d import (
         max_pool2d,
         max_pool2d_backward,
@@ -44,6 +45,7 @@ _HOME = {
     "conv2d_backward_input": "tkern.ops.conv2d",
     "conv2d_backward_weight": "tkern.ops.conv2d",
     "im2col": "tkern.ops.conv2d",
+    "layer_norm_backward": "tkern.ops.layer_norm_backward",
     "use": "tkern.runtime",
     "using": "tkern.runtime",
     "max_pool2d": "tkern.ops.max_pool2d",
@@ -69,6 +71,7 @@ __all__ = [
     "conv2d_backward_weight",
     "errors",
     "im2col",
+    "layer_norm_backward",
     "max_pool2d",
     "max_pool2d_backward",
     "max_pool2d_indices_from_flat",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         conv2d_backward_weight,
         im2col,
     )
+    from tkern.ops.layer_norm_backward.oracle import layer_norm_backward
     from tkern.ops.max_pool2d.oracle import max_pool2d, max_pool2d_backward
     from tkern.ops.rms_norm.oracle import rms_norm, rms_norm_backward
     from tkern.ops.softmax_backward.oracle import softmax_backward
@@ -33,6 +34,7 @@ _HOME = {
     "conv2d_backward_input": "tkern.ops.conv2d.oracle",
     "conv2d_backward_weight": "tkern.ops.conv2d.oracle",
     "im2col": "tkern.ops.conv2d.oracle",
+    "layer_norm_backward": "tkern.ops.layer_norm_backward.oracle",
     "max_pool2d": "tkern.ops.max_pool2d.oracle",
     "max_pool2d_backward": "tkern.ops.max_pool2d.oracle",
     "rms_norm": "tkern.ops.rms_norm.oracle",
@@ -48,6 +50,7 @@ __all__ = [
     "conv2d_backward_input",
     "conv2d_backward_weight",
     "im2col",
+    "layer_norm_backward",
     "max_pool2d",
     "max_pool2d_backward",
     "rms_norm",

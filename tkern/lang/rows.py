@@ -15,6 +15,7 @@ object whose attributes and methods are the words of the kernel's text: :class:`
 ``c = row.column(b, k)``    the k-th column of step b
 ``row.read(x)``             a row of x, read from memory once; ``.at(c)`` is its element at c
 ``p.shared_row(w, cols)``   the same for a vector that every row uses
+``row.only(c, v, other)``   v where the row has such a column, ``other`` past its end
 ``row.store(dx, c, v)``     write an element
 ``s = t.total()``           a sum along a row, to begin with 0: ``s.add(c, v)``
 ``row.sum(s)``, ``row.sum2(s, q)``  the totals over the whole row, on every lane of it, in a fixed order

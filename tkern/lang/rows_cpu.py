@@ -188,6 +188,16 @@ class _Row:
         return self.sum(one), self.sum(other)
 
     @ti.func
+    def only(self, column, v, otherwise):
+        w = v
+        if ti.static(not self.rows.exact):
+            if column.index + WIDTH > self.cols:
+                for k in ti.static(range(WIDTH)):
+                    if column.index + k >= self.cols:
+                        w[k] = otherwise
+        return w
+
+    @ti.func
     def load_scalar(self, a: ti.template()):
         return load_scalar(a, self.index)
 

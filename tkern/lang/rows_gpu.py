@@ -157,6 +157,10 @@ class _Row:
         return tree_sums(self.program, one.value, other.value, True)
 
     @ti.func
+    def only(self, column, v, otherwise):
+        return ti.select(column.inside, v, otherwise)
+
+    @ti.func
     def load_scalar(self, a: ti.template()):
         return element(a, ti.select(self.inside, self.index, 0))
 
