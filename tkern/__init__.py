@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         conv2d_backward_weight,
         im2col,
     )
+    from tkern.ops.cross_entropy_backward import cross_entropy_backward
     from tkern.ops.layer_norm_backward import layer_norm_backward
     from tkern.ops.max_pool2d import (
         max_pool2d,
@@ -44,6 +45,7 @@ _HOME = {
     "conv2d_backward_bias": "tkern.ops.conv2d",
     "conv2d_backward_input": "tkern.ops.conv2d",
     "conv2d_backward_weight": "tkern.ops.conv2d",
+    "cross_entropy_backward": "tkern.ops.cross_entropy_backward",
     "im2col": "tkern.ops.conv2d",
     "layer_norm_backward": "tkern.ops.layer_norm_backward",
     "use": "tkern.runtime",
@@ -69,6 +71,7 @@ __all__ = [
     "conv2d_backward_bias",
     "conv2d_backward_input",
     "conv2d_backward_weight",
+    "cross_entropy_backward",
     "errors",
     "im2col",
     "layer_norm_backward",
