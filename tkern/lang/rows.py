@@ -13,6 +13,8 @@ object whose attributes and methods are the words of the kernel's text: :class:`
 ``row = p.row(step, rows, cols)``
 ``row.steps``               unrolled steps of a row
 ``c = row.column(b, k)``    the k-th column of step b
+``for part in ti.static(range(t.parts))``, ``for b in range(row.begin(part), row.end(part))``,
+``row.column(b, k, part)``  the same columns, in loops without a branch for the end of a row: worth it in long bodies
 ``row.read(x)``             a row of x, read from memory once; ``.at(c)`` is its element at c
 ``p.shared_row(w, cols)``   the same for a vector that every row uses
 ``row.only(c, v, other)``   v where the row has such a column, ``other`` past its end

@@ -95,6 +95,8 @@ class CpuRows:
 
     def __init__(self, exact: bool):
         self.exact = exact
+        # Whole vectors, then the one that is not: a loop without a branch for all but the last.
+        self.parts = 1 if exact else 2
         self.key = ("cpu", exact)
 
     @macro
@@ -158,10 +160,15 @@ class _Program:
         return sums
 
 
+# What is known of a column's 16 places when a kernel is compiled: all are in the row, not all are, or nothing.
+_WHOLE, _NOT_WHOLE, _EITHER = 2, 1, 0
+
+
 @handle
 class _Column:
-    def __init__(self, index):
+    def __init__(self, index, known):
         self.index = index
+        self.known = known
 
 
 @handle
@@ -203,8 +210,17 @@ class _Row:
         self.steps = value((cols + (WIDTH - 1)) >> _SHIFT)
 
     @macro
-    def column(self, b, k):
-        return _Column(value(b * WIDTH))
+    def begin(self, part):
+        return 0 if part == 0 else value(self.cols >> _SHIFT)
+
+    @macro
+    def end(self, part):
+        return self.steps if part == self.rows.parts - 1 else value(self.cols >> _SHIFT)
+
+    @macro
+    def column(self, b, k, part=None):
+        known = _EITHER if part is None else _WHOLE if part == 0 else _NOT_WHOLE
+        return _Column(value(b * WIDTH), _WHOLE if self.rows.exact else known)
 
     @macro
     def read(self, a):
@@ -229,8 +245,7 @@ class _Row:
     @ti.func
     def only(self, column, v, otherwise):
         w = v
-        if ti.static(not self.rows.exact):
-            # Of every vector: two comparisons and two selections cost less than the branch around them.
+        if ti.static(column.known != _WHOLE):
             places = ti.Vector([column.index + k for k in range(WIDTH)])
             w = ti.select(places < self.cols, v, otherwise)
         return w
@@ -261,8 +276,10 @@ class _Line:
     @ti.func
     def at(self, column):
         v = Vector(0.0)
-        if ti.static(self.rows.exact):
+        if ti.static(column.known == _WHOLE):
             v = load(self.a, self.start + column.index)
+        elif ti.static(column.known == _NOT_WHOLE):
+            v = load_some(self.a, self.start + column.index, self.cols - column.index)
         else:
             if column.index + WIDTH <= self.cols:
                 v = load(self.a, self.start + column.index)
@@ -272,8 +289,10 @@ class _Line:
 
     @ti.func
     def put(self, column, v):
-        if ti.static(self.rows.exact):
+        if ti.static(column.known == _WHOLE):
             store(self.a, self.start + column.index, v)
+        elif ti.static(column.known == _NOT_WHOLE):
+            store_some(self.a, self.start + column.index, self.cols - column.index, v)
         else:
             if column.index + WIDTH <= self.cols:
                 store(self.a, self.start + column.index, v)

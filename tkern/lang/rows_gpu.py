@@ -34,6 +34,7 @@ class GpuRows:
 
     Array = ti.types.ndarray(dtype=ti.f32)
     Integers = ti.types.ndarray(dtype=ti.i32)
+    parts = 1
 
     def __init__(self, lanes: int, per_row: int, held: int, resident: bool, programs: int):
         self.lanes = lanes
@@ -160,7 +161,15 @@ class _Row:
         self.steps = 1 if program.rows.resident else value((cols + (step - 1)) // step)
 
     @macro
-    def column(self, b, k):
+    def begin(self, part):
+        return 0
+
+    @macro
+    def end(self, part):
+        return self.steps
+
+    @macro
+    def column(self, b, k, part=None):
         index = _index(self.program, b, k)
         return _Column(index, k, value(index < self.cols))
 

@@ -45,33 +45,37 @@ def backward(t):
                 zs = row.read(logits)
                 largest = t.largest()
                 if label >= 0:
-                    for b in range(row.steps):
-                        for k in ti.static(range(t.steps_unrolled)):
-                            c = row.column(b, k)
-                            largest.add(c, row.only(c, zs.at(c), LOWEST))
+                    for part in ti.static(range(t.parts)):
+                        for b in range(row.begin(part), row.end(part)):
+                            for k in ti.static(range(t.steps_unrolled)):
+                                c = row.column(b, k, part)
+                                largest.add(c, row.only(c, zs.at(c), LOWEST))
                 m = row.max(largest)
                 total = t.total()
                 if label >= 0:
-                    for b in range(row.steps):
-                        for k in ti.static(range(t.steps_unrolled)):
-                            c = row.column(b, k)
-                            e = row.only(c, t.exp(zs.at(c) - m), 0.0)
-                            total.add(c, e)
-                            row.store(dlogits, c, e)
+                    for part in ti.static(range(t.parts)):
+                        for b in range(row.begin(part), row.end(part)):
+                            for k in ti.static(range(t.steps_unrolled)):
+                                c = row.column(b, k, part)
+                                e = t.exp(row.only(c, zs.at(c) - m, LOWEST))
+                                total.add(c, e)
+                                row.store(dlogits, c, e)
                 s = factor
                 if each == 1:
                     s = factor * row.load_scalar(dout)
                 scale = s / row.sum(total)
                 if label >= 0:
                     es = row.read(dlogits)
-                    for b in range(row.steps):
-                        for k in ti.static(range(t.steps_unrolled)):
-                            c = row.column(b, k)
-                            row.store(dlogits, c, es.at(c) * scale - rest * s)
+                    for part in ti.static(range(t.parts)):
+                        for b in range(row.begin(part), row.end(part)):
+                            for k in ti.static(range(t.steps_unrolled)):
+                                c = row.column(b, k, part)
+                                row.store(dlogits, c, es.at(c) * scale - rest * s)
                     row.add_at(dlogits, label, -hit * s)
                 else:
-                    for b in range(row.steps):
-                        for k in ti.static(range(t.steps_unrolled)):
-                            row.store(dlogits, row.column(b, k), t.zero())
+                    for part in ti.static(range(t.parts)):
+                        for b in range(row.begin(part), row.end(part)):
+                            for k in ti.static(range(t.steps_unrolled)):
+                                row.store(dlogits, row.column(b, k, part), t.zero())
 
     return cross_entropy_backward

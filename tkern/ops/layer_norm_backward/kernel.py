@@ -51,36 +51,39 @@ def backward(t):
                 xs = row.read(x)
                 dys = row.read(dy)
                 values = t.total()
-                for b in range(row.steps):
-                    for k in ti.static(range(t.steps_unrolled)):
-                        c = row.column(b, k)
-                        values.add(c, xs.at(c))
+                for part in ti.static(range(t.parts)):
+                    for b in range(row.begin(part), row.end(part)):
+                        for k in ti.static(range(t.steps_unrolled)):
+                            c = row.column(b, k, part)
+                            values.add(c, xs.at(c))
                 m = row.sum(values) / cols
                 squares = t.total()
                 gradients = t.total()
                 products = t.total()
-                for b in range(row.steps):
-                    for k in ti.static(range(t.steps_unrolled)):
-                        c = row.column(b, k)
-                        d = row.only(c, xs.at(c) - m, 0.0)
-                        g = dys.at(c) * (offset + w.at(c))
-                        squares.add(c, d * d)
-                        gradients.add(c, g)
-                        products.add(c, g * d)
+                for part in ti.static(range(t.parts)):
+                    for b in range(row.begin(part), row.end(part)):
+                        for k in ti.static(range(t.steps_unrolled)):
+                            c = row.column(b, k, part)
+                            d = row.only(c, xs.at(c) - m, 0.0)
+                            g = dys.at(c) * (offset + w.at(c))
+                            squares.add(c, d * d)
+                            gradients.add(c, g)
+                            products.add(c, g * d)
                 r = inverse_root(row.sum(squares) / cols + eps)
                 g_sum, gd_sum = row.sum2(gradients, products)
                 g_mean = g_sum / cols
                 along = gd_sum * r * r / cols
-                for b in range(row.steps):
-                    for k in ti.static(range(t.steps_unrolled)):
-                        c = row.column(b, k)
-                        d = xs.at(c) - m
-                        dyv = dys.at(c)
-                        if wants_sums == 1:
-                            dw.add(c, dyv * d * r)
-                            db.add(c, dyv)
-                        if wants_x == 1:
-                            row.store(dx, c, r * (dyv * (offset + w.at(c)) - g_mean - d * along))
+                for part in ti.static(range(t.parts)):
+                    for b in range(row.begin(part), row.end(part)):
+                        for k in ti.static(range(t.steps_unrolled)):
+                            c = row.column(b, k, part)
+                            d = xs.at(c) - m
+                            dyv = dys.at(c)
+                            if wants_sums == 1:
+                                dw.add(c, dyv * d * r)
+                                db.add(c, dyv)
+                            if wants_x == 1:
+                                row.store(dx, c, r * (dyv * (offset + w.at(c)) - g_mean - d * along))
             dw.finish()
             db.finish()
 

@@ -24,14 +24,16 @@ def backward(t):
                 ys = row.read(y)
                 dys = row.read(dy)
                 products = t.total()
-                for b in range(row.steps):
-                    for k in ti.static(range(t.steps_unrolled)):
-                        c = row.column(b, k)
-                        products.add(c, dys.at(c) * ys.at(c))
+                for part in ti.static(range(t.parts)):
+                    for b in range(row.begin(part), row.end(part)):
+                        for k in ti.static(range(t.steps_unrolled)):
+                            c = row.column(b, k, part)
+                            products.add(c, dys.at(c) * ys.at(c))
                 s = row.sum(products)
-                for b in range(row.steps):
-                    for k in ti.static(range(t.steps_unrolled)):
-                        c = row.column(b, k)
-                        row.store(dx, c, ys.at(c) * (dys.at(c) - s))
+                for part in ti.static(range(t.parts)):
+                    for b in range(row.begin(part), row.end(part)):
+                        for k in ti.static(range(t.steps_unrolled)):
+                            c = row.column(b, k, part)
+                            row.store(dx, c, ys.at(c) * (dys.at(c) - s))
 
     return softmax_backward
