@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         conv2d_backward_weight,
         im2col,
     )
+    from tkern.ops.cross_entropy_backward import cross_entropy_backward
+    from tkern.ops.layer_norm_backward import layer_norm_backward
     from tkern.ops.max_pool2d import (
         max_pool2d,
         max_pool2d_backward,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
         max_pool2d_indices_to_flat,
     )
     from tkern.ops.rms_norm import rms_norm, rms_norm_backward
+    from tkern.ops.softmax_backward import softmax_backward
     from tkern.runtime import Backend, backends, use, using
 
 # Where each public name lives; it is imported when it is first asked for.
@@ -42,7 +45,9 @@ _HOME = {
     "conv2d_backward_bias": "tkern.ops.conv2d",
     "conv2d_backward_input": "tkern.ops.conv2d",
     "conv2d_backward_weight": "tkern.ops.conv2d",
+    "cross_entropy_backward": "tkern.ops.cross_entropy_backward",
     "im2col": "tkern.ops.conv2d",
+    "layer_norm_backward": "tkern.ops.layer_norm_backward",
     "use": "tkern.runtime",
     "using": "tkern.runtime",
     "max_pool2d": "tkern.ops.max_pool2d",
@@ -51,6 +56,7 @@ _HOME = {
     "max_pool2d_indices_to_flat": "tkern.ops.max_pool2d",
     "rms_norm": "tkern.ops.rms_norm",
     "rms_norm_backward": "tkern.ops.rms_norm",
+    "softmax_backward": "tkern.ops.softmax_backward",
 }
 _MODULES = ("errors", "oracle")
 
@@ -65,8 +71,10 @@ __all__ = [
     "conv2d_backward_bias",
     "conv2d_backward_input",
     "conv2d_backward_weight",
+    "cross_entropy_backward",
     "errors",
     "im2col",
+    "layer_norm_backward",
     "max_pool2d",
     "max_pool2d_backward",
     "max_pool2d_indices_from_flat",
@@ -74,6 +82,7 @@ __all__ = [
     "oracle",
     "rms_norm",
     "rms_norm_backward",
+    "softmax_backward",
     "use",
     "using",
 ]

@@ -57,8 +57,9 @@ _workspaces: dict[tuple[int, str], Any] = {}
 _MOST_WORKSPACES = 8
 
 
-# The element types that there are, with Taichi's names for them. Offsets in windows are integers, all else float32.
-DTYPES = {"float32": "f32", "int32": "i32", "uint8": "u8"}
+# The element types that there are, with Taichi's names for them. Offsets in windows and labels are integers, all else
+# float32.
+DTYPES = {"float32": "f32", "int32": "i32", "int64": "i64", "uint8": "u8"}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["memory_of", "refuse_shared"]
 
-_NUMPY = {"f32": np.float32, "i32": np.int32, "u8": np.uint8}
+_NUMPY = {"f32": np.float32, "i32": np.int32, "i64": np.int64, "u8": np.uint8}
 
 
 class _Memory:

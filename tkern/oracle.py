@@ -21,8 +21,11 @@ if TYPE_CHECKING:
         conv2d_backward_weight,
         im2col,
     )
+    from tkern.ops.cross_entropy_backward.oracle import cross_entropy_backward
+    from tkern.ops.layer_norm_backward.oracle import layer_norm_backward
     from tkern.ops.max_pool2d.oracle import max_pool2d, max_pool2d_backward
     from tkern.ops.rms_norm.oracle import rms_norm, rms_norm_backward
+    from tkern.ops.softmax_backward.oracle import softmax_backward
 
 _HOME = {
     "attention": "tkern.ops.attention.oracle",
@@ -31,11 +34,14 @@ _HOME = {
     "conv2d_backward_bias": "tkern.ops.conv2d.oracle",
     "conv2d_backward_input": "tkern.ops.conv2d.oracle",
     "conv2d_backward_weight": "tkern.ops.conv2d.oracle",
+    "cross_entropy_backward": "tkern.ops.cross_entropy_backward.oracle",
     "im2col": "tkern.ops.conv2d.oracle",
+    "layer_norm_backward": "tkern.ops.layer_norm_backward.oracle",
     "max_pool2d": "tkern.ops.max_pool2d.oracle",
     "max_pool2d_backward": "tkern.ops.max_pool2d.oracle",
     "rms_norm": "tkern.ops.rms_norm.oracle",
     "rms_norm_backward": "tkern.ops.rms_norm.oracle",
+    "softmax_backward": "tkern.ops.softmax_backward.oracle",
 }
 
 __all__ = [
@@ -45,11 +51,14 @@ __all__ = [
     "conv2d_backward_bias",
     "conv2d_backward_input",
     "conv2d_backward_weight",
+    "cross_entropy_backward",
     "im2col",
+    "layer_norm_backward",
     "max_pool2d",
     "max_pool2d_backward",
     "rms_norm",
     "rms_norm_backward",
+    "softmax_backward",
 ]
 
 

@@ -4,7 +4,7 @@ An op keeps one :class:`RowSizes` per backend, its table of sizes. :func:`plan_r
 object whose attributes and methods are the words of the kernel's text: :class:`tkern.lang.rows_cpu.CpuRows` or
 :class:`tkern.lang.rows_gpu.GpuRows`. The two have the same words:
 
-``t.Array``                 annotation of a float32 array argument
+``t.Array``                 annotation of a float32 array argument; ``t.Integers`` of an int32 one
 ``t.lanes``                 threads of one program, for ``ti.loop_config(block_dim=t.lanes)``
 ``t.threads(programs)``     the range of the kernel's outermost loop
 ``t.steps_unrolled``        columns of one unrolled step, for ``for k in ti.static(range(t.steps_unrolled))``
@@ -13,11 +13,17 @@ object whose attributes and methods are the words of the kernel's text: :class:`
 ``row = p.row(step, rows, cols)``
 ``row.steps``               unrolled steps of a row
 ``c = row.column(b, k)``    the k-th column of step b
+``for part in ti.static(range(t.parts))``, ``for b in range(row.begin(part), row.end(part))``,
+``row.column(b, k, part)``  the same columns, in loops without a branch for the end of a row: worth it in long bodies
 ``row.read(x)``             a row of x, read from memory once; ``.at(c)`` is its element at c
 ``p.shared_row(w, cols)``   the same for a vector that every row uses
+``row.only(c, v, other)``   v where the row has such a column, ``other`` past its end
 ``row.store(dx, c, v)``     write an element
 ``s = t.total()``           a sum along a row, to begin with 0: ``s.add(c, v)``
 ``row.sum(s)``, ``row.sum2(s, q)``  the totals over the whole row, on every lane of it, in a fixed order
+``m = t.largest()``, ``row.max(m)``  the same for the largest of a row, LOWEST to begin with; a NaN is passed over
+``t.exp(v)``, ``t.zero()``  eᵛ of an element, and an element that is 0
+``row.add_at(a, n, v)``     add a number to element n of a row, which this kernel has stored before
 ``row.load_scalar(a)``, ``row.store_scalar(a, v)``  one number a row
 ``sums = p.column_sums(partial, cols)``  one sum a column over all rows of the program: ``.add(c, v)``, ``.finish()``
 """

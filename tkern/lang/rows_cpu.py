@@ -11,6 +11,7 @@ from taichi.lang import impl
 
 from tkern.lang.macros import builder, handle, macro, value, variable
 from tkern.lang.rows import VECTOR_WIDTH as WIDTH
+from tkern.lang.safe import LOWEST, vector_exp
 
 _SHIFT = WIDTH.bit_length() - 1
 Vector = ti.types.vector(WIDTH, ti.f32)
@@ -74,16 +75,28 @@ def tree_sum(v):
     return (four[0] + four[2]) + (four[1] + four[3])
 
 
+@ti.func
+def tree_max(v):
+    """Return the largest of 16 floats that are no NaN."""
+    most = v[0]
+    for k in ti.static(range(1, WIDTH)):
+        most = ti.select(v[k] > most, v[k], most)
+    return most
+
+
 @handle
 class CpuRows:
     """Words for one task per program. ``exact``: every row is a whole number of vectors, so no load is masked."""
 
     Array = ti.types.ndarray(dtype=Vector, ndim=1)
+    Integers = ti.types.ndarray(dtype=ti.types.vector(WIDTH, ti.i32), ndim=1)
     lanes = 1
     steps_unrolled = 1
 
     def __init__(self, exact: bool):
         self.exact = exact
+        # Whole vectors, then the one that is not: a loop without a branch for all but the last.
+        self.parts = 1 if exact else 2
         self.key = ("cpu", exact)
 
     @macro
@@ -93,6 +106,18 @@ class CpuRows:
     @macro
     def total(self):
         return _Total()
+
+    @macro
+    def largest(self):
+        return _Largest()
+
+    @macro
+    def exp(self, x):
+        return vector_exp(x, WIDTH)
+
+    @macro
+    def zero(self):
+        return Vector(0.0)
 
     @macro
     def program(self, i, programs):
@@ -135,10 +160,15 @@ class _Program:
         return sums
 
 
+# What is known of a column's 16 places when a kernel is compiled: all are in the row, not all are, or nothing.
+_WHOLE, _NOT_WHOLE, _EITHER = 2, 1, 0
+
+
 @handle
 class _Column:
-    def __init__(self, index):
+    def __init__(self, index, known):
         self.index = index
+        self.known = known
 
 
 @handle
@@ -159,6 +189,18 @@ class _Total:
 
 
 @handle
+class _Largest:
+    """The largest so far, of 16 lanes; by comparison, which is one instruction where ``ti.max`` is three."""
+
+    def __init__(self):
+        self.value = variable(Vector(LOWEST))
+
+    @ti.func
+    def add(self, column, v):
+        self.value = ti.select(v > self.value, v, self.value)
+
+
+@handle
 class _Row:
     def __init__(self, rows, index, cols):
         self.rows = rows
@@ -168,8 +210,17 @@ class _Row:
         self.steps = value((cols + (WIDTH - 1)) >> _SHIFT)
 
     @macro
-    def column(self, b, k):
-        return _Column(value(b * WIDTH))
+    def begin(self, part):
+        return 0 if part == 0 else value(self.cols >> _SHIFT)
+
+    @macro
+    def end(self, part):
+        return self.steps if part == self.rows.parts - 1 else value(self.cols >> _SHIFT)
+
+    @macro
+    def column(self, b, k, part=None):
+        known = _EITHER if part is None else _WHOLE if part == 0 else _NOT_WHOLE
+        return _Column(value(b * WIDTH), _WHOLE if self.rows.exact else known)
 
     @macro
     def read(self, a):
@@ -186,6 +237,22 @@ class _Row:
     @ti.func
     def sum2(self, one, other):
         return self.sum(one), self.sum(other)
+
+    @ti.func
+    def max(self, largest):
+        return tree_max(largest.value)
+
+    @ti.func
+    def only(self, column, v, otherwise):
+        w = v
+        if ti.static(column.known != _WHOLE):
+            places = ti.Vector([column.index + k for k in range(WIDTH)])
+            w = ti.select(places < self.cols, v, otherwise)
+        return w
+
+    @ti.func
+    def add_at(self, a: ti.template(), index, v):
+        store_scalar(a, self.start + index, load_scalar(a, self.start + index) + v)
 
     @ti.func
     def load_scalar(self, a: ti.template()):
@@ -209,8 +276,10 @@ class _Line:
     @ti.func
     def at(self, column):
         v = Vector(0.0)
-        if ti.static(self.rows.exact):
+        if ti.static(column.known == _WHOLE):
             v = load(self.a, self.start + column.index)
+        elif ti.static(column.known == _NOT_WHOLE):
+            v = load_some(self.a, self.start + column.index, self.cols - column.index)
         else:
             if column.index + WIDTH <= self.cols:
                 v = load(self.a, self.start + column.index)
@@ -220,8 +289,10 @@ class _Line:
 
     @ti.func
     def put(self, column, v):
-        if ti.static(self.rows.exact):
+        if ti.static(column.known == _WHOLE):
             store(self.a, self.start + column.index, v)
+        elif ti.static(column.known == _NOT_WHOLE):
+            store_some(self.a, self.start + column.index, self.cols - column.index, v)
         else:
             if column.index + WIDTH <= self.cols:
                 store(self.a, self.start + column.index, v)

@@ -12,6 +12,7 @@ import taichi as ti
 from taichi.lang import impl
 
 from tkern.lang.macros import builder, handle, macro, value, variable
+from tkern.lang.safe import LOWEST
 
 
 @macro
@@ -32,6 +33,8 @@ class GpuRows:
     """Words for workgroups. All sizes are powers of two but ``held``, the columns of a lane in one unrolled step."""
 
     Array = ti.types.ndarray(dtype=ti.f32)
+    Integers = ti.types.ndarray(dtype=ti.i32)
+    parts = 1
 
     def __init__(self, lanes: int, per_row: int, held: int, resident: bool, programs: int):
         self.lanes = lanes
@@ -51,6 +54,18 @@ class GpuRows:
     @macro
     def total(self):
         return _Total()
+
+    @macro
+    def largest(self):
+        return _Largest()
+
+    @macro
+    def exp(self, x):
+        return ti.exp(x)
+
+    @macro
+    def zero(self):
+        return 0.0
 
     @macro
     def program(self, i, programs):
@@ -114,6 +129,18 @@ class _Total:
         self.value += v
 
 
+@handle
+class _Largest:
+    """The largest of a row so far, of this lane's columns."""
+
+    def __init__(self):
+        self.value = variable(LOWEST)
+
+    @ti.func
+    def add(self, column, v):
+        self.value = ti.select(v > self.value, v, self.value)
+
+
 @macro
 def _index(program, b, k):
     rows = program.rows
@@ -134,7 +161,15 @@ class _Row:
         self.steps = 1 if program.rows.resident else value((cols + (step - 1)) // step)
 
     @macro
-    def column(self, b, k):
+    def begin(self, part):
+        return 0
+
+    @macro
+    def end(self, part):
+        return self.steps
+
+    @macro
+    def column(self, b, k, part=None):
         index = _index(self.program, b, k)
         return _Column(index, k, value(index < self.cols))
 
@@ -155,6 +190,20 @@ class _Row:
     @ti.func
     def sum2(self, one, other):
         return tree_sums(self.program, one.value, other.value, True)
+
+    @ti.func
+    def max(self, largest):
+        return tree_max(self.program, largest.value)
+
+    @ti.func
+    def only(self, column, v, otherwise):
+        return ti.select(column.inside, v, otherwise)
+
+    @ti.func
+    def add_at(self, a: ti.template(), index, v):
+        # By the lane that wrote the element, which sees what it wrote without a barrier.
+        if self.inside and self.program.place == (index & (self.program.rows.per_row - 1)):
+            put(a, self.start + index, element(a, self.start + index) + v)
 
     @ti.func
     def load_scalar(self, a: ti.template()):
@@ -191,6 +240,26 @@ def tree_sums(program: ti.template(), u, v, both: ti.template()):
         # The next sum writes the same places.
         ti.simt.block.sync()
     return a, b
+
+
+@ti.func
+def tree_max(program: ti.template(), u):
+    """Return, to every lane of a row, the largest ``u`` of the row's lanes; a NaN is passed over."""
+    shared = program.scratch
+    lane, place = program.lane, program.place
+    a = u
+    if ti.static(program.rows.per_row > 1):
+        shared[lane] = u
+        ti.simt.block.sync()
+        for bit in ti.static(range(program.rows.row_bits - 1, -1, -1)):
+            if place < (1 << bit):
+                other = shared[lane + (1 << bit)]
+                shared[lane] = ti.select(other > shared[lane], other, shared[lane])
+            ti.simt.block.sync()
+        a = shared[lane - place]
+        # The next tree writes the same places.
+        ti.simt.block.sync()
+    return a
 
 
 @handle
