@@ -1,7 +1,7 @@
 """The words of :mod:`tkern.lang.convs` on a CPU: tiles lie in rows of vectors in the running thread's workspace.
 
 A tile's row holds a tap (or a channel) at neighbouring cells. Patches serve as they are as either operand of the
-4 × 16 micro-kernel: a row's floats one by one on the left, 16 neighbouring cells on the right.
+micro-kernel: a row's floats one by one on the left, 16 neighbouring cells on the right.
 """
 
 import taichi as ti
@@ -10,6 +10,7 @@ from tkern.lang.macros import handle, macro, value
 from tkern.lang.patches_cpu import gather_patches, load_straight, load_turned, save_cells, save_turned
 from tkern.lang.products_cpu import (
     INDICES,
+    PANELS,
     ROWS,
     add_step,
     add_steps,
@@ -39,6 +40,8 @@ class CpuConvs:
 
     Array = ti.types.ndarray(dtype=Vector, ndim=1)
     lanes = 1
+    # Rows that products take at a time.
+    block = ROWS
     cells = CELLS
     span = CELLS
     depth = DEPTH
@@ -121,7 +124,7 @@ class _Program:
 
 @macro
 def _whole(rows):
-    return ((rows + (ROWS - 1)) >> 2) << 2
+    return (rows + (ROWS - 1)) // ROWS * ROWS
 
 
 @handle
@@ -230,9 +233,15 @@ class Sums(_Tile):
 
     @ti.func
     def add_blocks(self, row, a: ti.template(), b: ti.template(), rows, cols, depth):
-        for n in range((cols + (WIDTH - 1)) >> 4):
-            for m in range((rows + (ROWS - 1)) >> 2):
-                _micro_kernel(self, row + m * ROWS, n, a, m * ROWS, b, depth)
+        panels, done = (cols + (WIDTH - 1)) >> 4, 0
+        if ti.static(PANELS > 1):
+            done = panels // PANELS * PANELS
+            for n in range(panels // PANELS):
+                for m in range((rows + (ROWS - 1)) // ROWS):
+                    _micro_kernel(self, row + m * ROWS, n * PANELS, a, m * ROWS, b, depth, PANELS)
+        for n in range(done, panels):
+            for m in range((rows + (ROWS - 1)) // ROWS):
+                _micro_kernel(self, row + m * ROWS, n, a, m * ROWS, b, depth, 1)
 
     @ti.func
     def save(self, images: ti.template(), lattice: ti.template(), rows, cells: ti.template()):
@@ -272,15 +281,15 @@ def _add_dot(c: ti.template(), to, a: ti.template(), row, b: ti.template(), col,
 
 
 @ti.func
-def _micro_kernel(c: ti.template(), row, n, a: ti.template(), first, b: ti.template(), depth):
-    sums = begin_block()
+def _micro_kernel(c: ti.template(), row, n, a: ti.template(), first, b: ti.template(), depth, panels: ti.template()):
+    sums = begin_block(panels)
     left = a.at + first * a.stride
     right = b.at + n * b.panel
     whole = depth >> 4
     for k in range(whole):
         at = (right + k * (WIDTH * b.step)) & INDICES
-        add_steps(sums, a.space, (left + k) & INDICES, b.space, at, a.stride, b.step)
+        add_steps(sums, a.space, (left + k) & INDICES, b.space, at, a.stride, b.step, b.panel)
     for k in range(whole * WIDTH, depth):
         at = (right + k * b.step) & INDICES
-        add_step(sums, a.space, (left + whole) & INDICES, k & (WIDTH - 1), b.space, at, a.stride)
+        add_step(sums, a.space, (left + whole) & INDICES, k & (WIDTH - 1), b.space, at, a.stride, b.panel)
     end_block(sums, c.space, c.at + row * c.stride + n, c.stride)

@@ -18,8 +18,8 @@ from tkern.lang.turning_cpu import turn_block
 # Cells of a program at most, and vectors between rows of its sums: odd, so that rows do not share lines of a cache.
 CELLS = 128
 _STRIDE = CELLS + 1
-# Blocks of 4 rows whose weights for one step (18 KiB at nine taps) stay in the first cache while cells pass by.
-_BLOCKS = 8
+# Blocks whose weights for one step (18 KiB at nine taps) stay in the first cache while cells pass by.
+_BLOCKS = 32 // ROWS
 
 
 @handle
@@ -28,6 +28,8 @@ class CpuImageConvs:
 
     Array = ti.types.ndarray(dtype=Vector, ndim=1)
     lanes = 1
+    # Rows that products take at a time.
+    block = ROWS
     cells = CELLS
     # Vectors between the sums of neighbouring channels.
     row_vectors = _STRIDE
@@ -51,11 +53,11 @@ class CpuImageConvs:
 
     @macro
     def weight_at(self, row, channels, channel, tap, taps):
-        """Return where a weight lies: four rows together, for 16 channels and each tap those of one row after another.
+        """Return where a weight lies: rows of a block together, for 16 channels and each tap one row after another.
 
         So the micro-kernel reads them in one stream, from one address.
         """
-        step = ((row >> 2) * (channels >> 4) + (channel >> 4)) * taps + tap
+        step = ((row // ROWS) * (channels >> 4) + (channel >> 4)) * taps + tap
         return value((step * ROWS + (row & (ROWS - 1))) * WIDTH + (channel & (WIDTH - 1)))
 
 
@@ -132,7 +134,7 @@ def _turn_images(a, at, first, last, image, space, to, one):
 
 @handle
 class Weights:
-    """Weights, four outputs side by side (see ``weight_at``), read where they are."""
+    """Weights, those of a block's outputs side by side (see ``weight_at``), read where they are."""
 
     @macro
     def load(self, a, start, term, stride, total, rows, count):
@@ -147,7 +149,7 @@ class Sums:
         self.space = program.space
         self.one = program.one
         self.scratch = program.base
-        self.at = value(program.end - (((rows + (ROWS - 1)) >> 2) << 2) * _STRIDE)
+        self.at = value(program.end - (rows + (ROWS - 1)) // ROWS * ROWS * _STRIDE)
 
     @ti.func
     def begin(self, numbers: ti.template(), at, step, rows):
@@ -160,7 +162,7 @@ class Sums:
     def add(self, row, weights: ti.template(), patches: ti.template(), rows, cells, count):
         """Add the products of all taps that lie in the image, of 16 channels."""
         vertical, horizontal = patches.rows, patches.columns
-        blocks = (rows + (ROWS - 1)) >> 2
+        blocks = (rows + (ROWS - 1)) // ROWS
         for group in range((blocks + (_BLOCKS - 1)) // _BLOCKS):
             u, v = patches.u, patches.v
             for q in range(cells):
@@ -211,7 +213,7 @@ def _inside(first, step, taps, size):
 
 @ti.func
 def _add_cell(sums: ti.template(), m, q, weights: ti.template(), patches: ti.template(), right, i0, i1, j0, j1):
-    """Add to 4 rows of sums at one cell."""
+    """Add to a block of sums at one cell."""
     block = begin_block()
     down, across = patches.rows.step * patches.columns.size * WIDTH, patches.columns.step * WIDTH
     for i in range(i0, i1):

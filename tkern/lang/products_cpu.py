@@ -1,4 +1,4 @@
-"""Products of tiles on a CPU: a 4 × 16 micro-kernel over tiles in panels of 16 columns (see tiles_cpu)."""
+"""Products of tiles on a CPU: a micro-kernel of 4 × 16 or 8 × 16 over tiles in panels of 16 columns (see tiles_cpu)."""
 
 import taichi as ti
 from taichi.lang import impl
@@ -6,9 +6,13 @@ from taichi.lang import impl
 from tkern.lang.macros import builder, handle, macro, value, variable
 from tkern.lang.rows import VECTOR_WIDTH as WIDTH
 from tkern.lang.rows_cpu import Vector
+from tkern.processor import has_wide_registers
 
 # Rows of the micro-kernel: eight sums of eight floats, two of a row of b and one number of a fill AVX2's registers.
-ROWS = 4
+# AVX-512 has twice as many, of 16 floats; there two panels at a time may share the numbers of a.
+ROWS = 8 if has_wide_registers() else 4
+PANELS = 2 if has_wide_registers() else 1
+_PARTS = WIDTH // ROWS
 # Vectors of an array, 2**27 - 1 at most. An index masked by this is known not to wrap when a step is added to it, so
 # that the step becomes part of the address; else each step costs instructions of its own, and half of the speed.
 INDICES = 2**27 - 1
@@ -42,7 +46,7 @@ def put_one(a, at, k, v):
 def scores_product(c: ti.template(), a: ti.template(), b: ti.template(), rows, panels, depth, band: ti.template()):
     """c = a·b, but for blocks of c that lie outside of ``band``, which keep what they hold.
 
-    Only the first ``rows`` rows (rounded up to 4) and ``panels`` panels of c are made, from sums of ``depth`` terms
+    Only the first ``rows`` rows (rounded up to ROWS) and ``panels`` panels of c are made, from sums of ``depth`` terms
     (rounded up to 16): what lies past them in a and b must be 0.
     """
     for n in range(panels):
@@ -128,8 +132,8 @@ def _micro_kernel(
         right = (b.at + n * b.rows + k * WIDTH) & INDICES
         if ti.static(transposed):
             # Rows of a are the sum's steps, its columns the rows of c.
-            left = (a.at + (m >> 2) * a.rows + k * WIDTH) & INDICES
-            first = (m & 3) * ROWS
+            left = (a.at + (m // _PARTS) * a.rows + k * WIDTH) & INDICES
+            first = (m & (_PARTS - 1)) * ROWS
             _add_steps_transposed(sums, a.space, left, first, b.space, right)
         else:
             left = (a.at + k * a.rows + m * ROWS) & INDICES
@@ -139,31 +143,36 @@ def _micro_kernel(
 
 @handle
 class _Block:
-    """Sums in registers: 4 rows of 16."""
+    """Sums in registers: rows, each of a vector for every panel."""
 
     def __init__(self, rows):
         self.rows = rows
 
 
 @macro
-def begin_block():
+def begin_block(panels=1):
     """Return a block of sums, from 0: not from what they are added to, since a sum's error grows with its chain."""
-    return _Block([variable(Vector(0.0)) for _ in range(ROWS)])
+    return _Block([[variable(Vector(0.0)) for _ in range(panels)] for _ in range(ROWS)])
 
 
 @macro
-def add_steps(sums, a, left, b, right, row=1, step=1):
-    """Add 16 steps: floats of vectors ``left``, a row each, ``row`` apart, times vectors ``right``, ``step`` apart."""
+def add_steps(sums, a, left, b, right, row=1, step=1, panel=0):
+    """Add 16 steps: floats of vectors ``left``, a row each, ``row`` apart, times vectors ``right``, ``step`` apart.
+
+    The vectors of the next panel are ``panel`` further on.
+    """
     for u in range(WIDTH):
-        add_step(sums, a, left, u, b, right + u * step, row)
+        add_step(sums, a, left, u, b, right + u * step, row, panel)
 
 
 @macro
-def add_step(sums, a, left, u, b, right, row=1):
+def add_step(sums, a, left, u, b, right, row=1, panel=0):
     """Add one step: float ``u`` of each row times vector ``right``."""
-    v = variable(vector_at(b, right))
+    vs = [variable(vector_at(b, right + n * panel)) for n in range(len(sums.rows[0]))]
     for i in range(ROWS):
-        sums.rows[i]._assign(sums.rows[i] + v * value(element_at(a, left + i * row, u)))
+        x = value(element_at(a, left + i * row, u))
+        for n, v in enumerate(vs):
+            sums.rows[i][n]._assign(sums.rows[i][n] + v * x)
 
 
 @macro
@@ -171,12 +180,16 @@ def _add_steps_transposed(sums, a, left, first, b, right):
     for u in range(WIDTH):
         v = variable(vector_at(b, right + u))
         for i in range(ROWS):
-            sums.rows[i]._assign(sums.rows[i] + v * value(element_at(a, left + u, first + i)))
+            sums.rows[i][0]._assign(sums.rows[i][0] + v * value(element_at(a, left + u, first + i)))
 
 
 @macro
 def end_block(sums, space, to, row=None, add=True):
-    """Write the sums to vectors ``to``, ``row`` apart if not side by side, or add them to what is there."""
+    """Write the sums to vectors ``to``, ``row`` apart if not side by side, or add them to what is there.
+
+    Those of the next panel lie beside them.
+    """
     for i in range(ROWS):
         at = to + i if row is None else value((to + i * row) & INDICES)
-        put_at(space, at, vector_at(space, at) + sums.rows[i] if add else sums.rows[i])
+        for n, total in enumerate(sums.rows[i]):
+            put_at(space, at + n, vector_at(space, at + n) + total if add else total)

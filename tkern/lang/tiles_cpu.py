@@ -1,6 +1,6 @@
 """The words of :mod:`tkern.lang.tiles` on a CPU: tiles lie in the running thread's workspace, in panels of 16 columns.
 
-One form serves operands, scores and sums (:mod:`tkern.lang.panels_cpu`). The product is a 4 × 16 micro-kernel: eight
+One form serves operands, scores and sums (:mod:`tkern.lang.panels_cpu`). The product is a micro-kernel of 4 × 16: eight
 sums, two vectors and one broadcast fit the sixteen registers of AVX2 (:mod:`tkern.lang.products_cpu`).
 """
 

@@ -50,14 +50,15 @@ _MOST_THIN = 2**13
 # Likewise for the gradient of weights: channels of dy, and vectors of sums.
 _MOST_COLS = 256
 _MOST_SUMS = 6912
-# Programs that a sum over cells is divided for, and floats of private sums (16 MiB).
-_PROGRAMS = 32
+# Programs for each thread that a sum over cells is divided for; with more, private sums take a sixth of the time.
+_PROGRAMS = 4
 _GPU_PROGRAMS = 2**16
 # Lanes that keep a GPU busy, and cells that a lane makes at most, one after the other, if there are more.
 _GPU_LANES = 2**18
 _LANE_CELLS = 4
 # Programs that make an image, about, if there is enough to do for so many.
 _IMAGE_PROGRAMS = 256
+# Floats of private sums (16 MiB).
 _MOST_PARTIAL = 2**22
 # Channels of x whose weights a program arranges: more, and memory is walked in longer pieces.
 _ARRANGED = 8
@@ -106,9 +107,9 @@ def add_input(launch: Launch, g: Geometry, dy: Any, weight: Any, dx: Any, backen
     groups = min(g.groups, max(1, _MOST_WEIGHTS // (row * g.channels)))
     rows = min(g.channels, max(1, _MOST_WEIGHTS // row)) if groups == 1 else g.channels
     by_images = is_by_images(g, backend, _MOST_SPACE // _threads())
-    if by_images and rows < g.channels:
-        rows = max(4, rows // 4 * 4)
     words = image_words() if by_images else conv_words(backend)
+    if by_images and rows < g.channels:
+        rows = max(words.block, rows // words.block * words.block)
     # A single output of each group whose taps are all of one phase has its weights in order as they are.
     in_order = g.outs == 1 and every == (1, 1) and (groups, rows) == (g.groups, g.channels)
     arranged = weight if in_order else arrays.workspace(groups * rows * row, backend)
@@ -167,7 +168,7 @@ def add_weight(launch: Launch, g: Geometry, x: Any, dy: Any, dweight: Any, backe
     whole = g.groups * parts["row_parts"] * parts["col_parts"]
     spans = -(-g.cells // span)
     if tile is None:
-        slices = -(-(_PROGRAMS if backend == "cpu" else _GPU_PROGRAMS) // whole)
+        slices = -(-(_PROGRAMS * _threads() if backend == "cpu" else _GPU_PROGRAMS) // whole)
     else:
         slices = min(-(-tile.wanted // whole), -(-g.cells // tile.shortest))
     slices = max(1, min(slices, spans, _MOST_PARTIAL // count))
@@ -232,8 +233,10 @@ def _add_convolve(
         depth = words.depth
     elif backend == "cpu":
         words = conv_words(backend)
-        most = max(4, min(_MOST_ROWS, (_MOST_SPACE // _threads() - 16 - words.patch_vectors) // words.row_vectors))
-        row_step = _even(made, most, 4)
+        most = max(
+            words.block, min(_MOST_ROWS, (_MOST_SPACE // _threads() - 16 - words.patch_vectors) // words.row_vectors)
+        )
+        row_step = _even(made, most, words.block)
         size = 16 + words.patch_vectors + row_step * words.row_vectors
         # Several tiles for a program where there are many, so that a program's beginning takes no time.
         cell_step = _even(cells, words.cells, 16)
@@ -297,7 +300,7 @@ def _weight_tile(g: Geometry, words: Any, backend: str) -> tuple[int, int, int]:
     turned = col_step // 16 * words.turned_vectors
     blocks = -(-g.taps // words.depth)
     most = max(1, min(_MOST_SUMS, budget - turned) // (words.depth * col_step // 16))
-    row_step = min(-(-g.taps // 4) * 4, words.depth * -(-blocks // -(-blocks // most)))
+    row_step = min(-(-g.taps // words.block) * words.block, words.depth * -(-blocks // -(-blocks // most)))
     return row_step, col_step, 16 + words.patch_vectors + turned + row_step * col_step // 16
 
 

@@ -18,7 +18,9 @@ _LEAST_TAPS, _MOST_TAPS = 4, 9
 def is_by_images(g: Geometry, backend: str, most: int) -> bool:
     """Return whether a geometry is one for it, and a thread's workspace of ``most`` vectors is enough."""
     taps = math.prod(g.kernel)
-    if backend != "cpu" or g.stride != (1, 1) or g.outs % 16 or g.channels % 4 or not _LEAST_TAPS <= taps <= _MOST_TAPS:
+    if backend != "cpu" or g.stride != (1, 1) or g.outs % 16 or not _LEAST_TAPS <= taps <= _MOST_TAPS:
+        return False
+    if g.channels % _block():
         return False
     # Lanes without an image work for nothing.
     if -g.batch % 16 > g.batch // 8:
@@ -31,13 +33,19 @@ def numbers_by_images(g: Geometry, n: dict[str, int]) -> dict[str, int]:
     """Return the numbers of a launch that makes dx so."""
     groups, lines = -(-g.batch // 16), _lines(g)
     parts = -(-n["made"] // _ROWS)
-    row_step = -(-n["made"] // (parts * 4)) * 4
+    row_step = -(-n["made"] // (parts * _block())) * _block()
     taps = math.prod(g.kernel)
     return {
         **n, "batch": groups, "row_parts": -(-n["made"] // row_step), "row_step": row_step,
         "cell_parts": groups * g.size[0] // lines, "cell_step": lines * g.size[1],
         "size": _size(g, lines, row_step), "depth": 16 * taps, "term_step": g.outs * taps,
     }  # fmt: skip
+
+
+def _block() -> int:
+    from tkern.lang.convs_images_cpu import CpuImageConvs
+
+    return CpuImageConvs.block
 
 
 def _lines(g: Geometry) -> int:
