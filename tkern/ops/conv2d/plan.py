@@ -20,6 +20,7 @@ No launch takes more than 64 MiB beside its inputs and outputs.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from dataclasses import replace
@@ -64,7 +65,7 @@ _MOST_PARTIAL = 2**22
 _ARRANGED = 8
 # Floats of weights that are arranged at a time (16 MiB).
 _MOST_WEIGHTS = 2**22
-# Numbers of launches on a GPU, 256 bytes each.
+# Numbers of launches, 256 bytes each on a GPU.
 _MOST_KEPT = 256
 _kept: dict[tuple[int, ...], Any] = {}
 
@@ -342,21 +343,21 @@ def _window(g: Geometry) -> dict[str, int]:
 
 
 def _given(numbers: dict[str, int], backend: str) -> Any:
-    """Return the numbers as a kernel of ``backend`` takes them; on a GPU those of the last launches are kept there."""
+    """Return the numbers as a kernel of ``backend`` takes them; those of the last launches are kept."""
     from tkern.ops.conv2d.places import NAMES, Numbers
 
-    if backend == "cpu":
-        return Group(Numbers, **numbers)
     values = tuple(numbers[name] for name in NAMES)
-    kept = _kept.pop(values, None)
+    key = (backend == "cpu", *values)
+    kept = _kept.pop(key, None)
     if kept is None or runtime.is_ended(kept):
-        kept = arrays.constants(np.array(values, np.int32), backend)
-    _kept[values] = kept
+        kept = Group(Numbers, **numbers) if key[0] else arrays.constants(np.array(values, np.int32), backend)
+    _kept[key] = kept
     while len(_kept) > _MOST_KEPT:
         del _kept[next(iter(_kept))]
     return kept
 
 
+@functools.lru_cache(maxsize=1)
 def _threads() -> int:
     return os.cpu_count() or 1
 
