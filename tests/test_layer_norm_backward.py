@@ -62,6 +62,20 @@ def test_one_gradient_has_the_bits_of_all(backend: str, rng: np.random.Generator
     assert tkern.layer_norm_backward(x, None, dy)[1] is None
 
 
+def test_what_the_forward_pass_kept_is_used(backend: str, rng: np.random.Generator) -> None:
+    x, w, dy = draw(rng, 21, 50), draw(rng, 50), draw(rng, 21, 50)
+    mean, rstd = x.mean(axis=1), 1 / np.sqrt(x.var(axis=1) + np.float32(1e-5))
+    kept = tkern.layer_norm_backward(x, w, dy, mean=mean, rstd=rstd)
+    for got, want in zip(kept, tkern.layer_norm_backward(x, w, dy), strict=True):
+        np.testing.assert_allclose(got, want, atol=2e-5)
+    # As PyTorch keeps them, and with a mean of their own.
+    for m, r in ((mean[:, None], rstd[:, None]), (mean + 1, rstd / 2)):
+        got = tkern.layer_norm_backward(x, w, dy, mean=m, rstd=r)
+        want = tkern.oracle.layer_norm_backward(x, w, dy, mean=m, rstd=r)
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("cols", [48, 37])
 def test_layouts_give_the_same_bits(cols: int, backend: str, rng: np.random.Generator) -> None:
     x, w, dy = draw(rng, 21, cols), draw(rng, cols), draw(rng, 21, cols)
@@ -153,6 +167,10 @@ _W = np.ones(6, np.float32)
         (ShapeError, "x", {"x": np.array(1, np.float32)}),
         (ShapeError, "x", {"x": np.ones((4, 0), np.float32)}),
         (ShapeError, "weight", {"weight": np.ones(5, np.float32)}),
+        (OptionError, "rstd", {"mean": np.zeros(4, np.float32)}),
+        (OptionError, "mean", {"rstd": np.ones(4, np.float32)}),
+        (ShapeError, "mean", {"mean": np.zeros(3, np.float32), "rstd": np.ones(4, np.float32)}),
+        (ShapeError, "rstd", {"mean": np.zeros(4, np.float32), "rstd": np.ones((4, 2), np.float32)}),
         (ShapeError, "dy", {"dy": np.ones((3, 6), np.float32)}),
         (OptionError, "eps", {"eps": -1e-6}),
         (OptionError, "eps", {"eps": float("nan")}),

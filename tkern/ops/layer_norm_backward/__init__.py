@@ -45,7 +45,14 @@ SIZES = {
 
 
 def layer_norm_backward(
-    x: Any, weight: Any, dy: Any, *, eps: float = 1e-5, wrt: tuple[str, ...] = WRT
+    x: Any,
+    weight: Any,
+    dy: Any,
+    *,
+    eps: float = 1e-5,
+    wrt: tuple[str, ...] = WRT,
+    mean: Any = None,
+    rstd: Any = None,
 ) -> tuple[Any, Any, Any]:
     """Return ``(dx, dweight, dbias)``: the gradients of layer norm over the last axis, None where not asked for.
 
@@ -55,17 +62,18 @@ def layer_norm_backward(
 
     Parameters: x, dy float32 [..., D], D ≥ 1, the same shape; weight float32 [D] or None (then y = n + bias, and
     dweight is None); eps ≥ 0 inside the root; wrt: which gradients to make, of "x", "weight", "bias". The bias itself
-    is not needed.
+    is not needed. mean and rstd, m and r as the forward pass had them (``torch.native_layer_norm`` returns both), both
+    of x's shape without its last axis, or with a last axis of one, save making them anew; eps is then not used.
     Returns: dx of x's shape, dweight and dbias [D], all of x's kind, without autograd's history. No units. With no rows
-    (an empty batch) dweight and dbias are 0. Two runs give the same bits. m and r are made anew, the squares from the
-    differences to m, so that nothing is lost where m is large. A row of one value with eps = 0 has no gradient: its
-    results are not finite. Kernels round subnormal numbers to 0.
+    (an empty batch) dweight and dbias are 0. Two runs give the same bits. Where m and r are made anew, the squares are
+    from the differences to m, so that nothing is lost where m is large. A row of one value with eps = 0 has no
+    gradient: its results are not finite. Kernels round subnormal numbers to 0.
     Raises: ShapeError, DTypeError, OptionError, SizeLimitError, each naming the argument.
     Source: Ba, Kiros and Hinton, Layer Normalization, 2016; differentiating y with
     ∂n_j/∂x_i = r·(δ_ij − 1/D − n_i·n_j/D).
     """
     with runtime.session() as backend:
-        launch = prepare(x, weight, dy, eps=eps, wrt=wrt, backend=backend)
+        launch = prepare(x, weight, dy, eps=eps, wrt=wrt, mean=mean, rstd=rstd, backend=backend)
         launch.run()
         dx, dweight, dbias = launch.results()
         return dx, dweight, dbias
@@ -78,6 +86,8 @@ def prepare(
     *,
     eps: float = 1e-5,
     wrt: tuple[str, ...] = WRT,
+    mean: Any = None,
+    rstd: Any = None,
     out: tuple[Any, Any, Any] | None = None,
     backend: str,
 ) -> Launch:
@@ -97,6 +107,7 @@ def prepare(
     if eps < 0:
         raise OptionError(argument="eps", expected="a number of at least 0", got=eps)
     asked = _asked(wrt)
+    saved = _saved(mean, rstd, xs.shape, backend)
 
     wants_x, wants_sums = "x" in asked, bool(asked & {"weight", "bias"})
     if out is None:
@@ -104,7 +115,7 @@ def prepare(
         shapes = (xs.shape if wants_x else (1,), (cols,), (cols,))
         dx, dweight, dbias = (arrays.make_output(shape, xs, backend) for shape in shapes)
     else:
-        shapes, inputs = (xs.shape, (cols,), (cols,)), tuple(a for a in (xs, w, dys) if a is not None)
+        shapes, inputs = (xs.shape, (cols,), (cols,)), tuple(a for a in (xs, w, dys, *saved) if a is not None)
         dx, dweight, dbias = arrays.take_outputs(("dx", "dweight", "dbias"), out, shapes, inputs, backend)
     has_dweight = "weight" in asked and w is not None
     launch = Launch((dx if wants_x else None, dweight if has_dweight else None, dbias if "bias" in asked else None))
@@ -125,6 +136,7 @@ def prepare(
         # Without a weight the scale is 1 = 1 + 0, so that one kernel serves both.
         w.argument(backend) if w is not None else arrays.zeros(cols, backend),
         dys.argument(backend),
+        *(a.argument(backend) if a is not None else arrays.zeros(1, backend) for a in saved),
         dx.argument,
         dw_rows,
         db_rows,
@@ -133,6 +145,7 @@ def prepare(
         plan.programs,
         eps,
         0.0 if w is not None else 1.0,
+        int(saved[0] is not None),
         int(wants_x),
         int(wants_sums),
     )
@@ -149,3 +162,18 @@ def _asked(wrt: Any) -> set[str]:
     if not names or any(name not in WRT for name in names):
         raise OptionError(argument="wrt", expected="a tuple of " + ", ".join(map(repr, WRT)), got=repr(wrt))
     return set(names)
+
+
+def _saved(
+    mean: Any, rstd: Any, shape: tuple[int, ...], backend: str
+) -> tuple[arrays.Input, arrays.Input] | tuple[None, None]:
+    if mean is None and rstd is None:
+        return None, None
+    if mean is None or rstd is None:
+        missing, there = ("mean", "rstd") if mean is None else ("rstd", "mean")
+        raise OptionError(argument=missing, expected=f"an array, as {there} is one", got=None)
+    shapes = [(*shape[:-1], 1) if len(getattr(a, "shape", ())) == len(shape) else shape[:-1] for a in (mean, rstd)]
+    return (
+        arrays.take("mean", mean, shape=shapes[0], backend=backend),
+        arrays.take("rstd", rstd, shape=shapes[1], backend=backend),
+    )

@@ -32,6 +32,17 @@ def _backward(
     return make
 
 
+def _saved(*shape: int, **options: Any) -> Callable[..., dict[str, Any]]:
+    """With a mean and rstd that are not x's own, so that ignoring them shows."""
+
+    def make(rng: np.random.Generator) -> dict[str, Any]:
+        inputs = _backward(*shape, **options)(rng)
+        mean, rstd = _draw(rng, *shape[:-1]), np.abs(_draw(rng, *shape[:-1])) + np.float32(0.5)
+        return {**inputs, "mean": mean, "rstd": rstd}
+
+    return make
+
+
 def _tiny(*shape: int, weighted: bool = True, **options: Any) -> Callable[..., dict[str, Any]]:
     def make(rng: np.random.Generator) -> dict[str, Any]:
         return {**_backward(*shape, weighted=weighted, **options)(rng), "bias": _draw(rng, shape[-1])}
@@ -59,6 +70,8 @@ _CASES = (
     Case("21×50 wrt x", _backward(21, 50, wrt=("x",))),
     Case("21×50 wrt weight", _backward(21, 50, wrt=("weight",))),
     Case("21×50 wrt bias, no weight", _backward(21, 50, wrt=("bias",), weighted=False)),
+    Case("21×50 saved mean and rstd", _saved(21, 50)),
+    Case("5×64 saved mean and rstd", _saved(5, 64)),
     Case("100003×3", _backward(100003, 3, eps=0.05), _LARGE, _WHY),
     Case("1×100003", _backward(1, 100003), _LARGE, _WHY),
 )
@@ -83,8 +96,11 @@ def _reductions(inputs: Mapping[str, Any]) -> dict[str, int]:
 def _parts(inputs: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return x − m, r, dy and dy·weight, in float64."""
     x, dy = inputs["x"].astype(np.float64), inputs["dy"].astype(np.float64)
-    d = x - x.mean(axis=-1, keepdims=True)
-    r = 1 / np.sqrt(np.mean(d * d, axis=-1, keepdims=True) + inputs.get("eps", 1e-5))
+    if inputs.get("mean") is not None:
+        d, r = x - inputs["mean"][..., None], inputs["rstd"][..., None].astype(np.float64)
+    else:
+        d = x - x.mean(axis=-1, keepdims=True)
+        r = 1 / np.sqrt(np.mean(d * d, axis=-1, keepdims=True) + inputs.get("eps", 1e-5))
     return d, r, dy, dy if inputs["weight"] is None else dy * inputs["weight"]
 
 
@@ -172,6 +188,7 @@ _MUTANTS = (
     Mutant("the part along n left out of dx", _other_dx(lambda d, r, g: r * (g - _mean(g)))),
     Mutant("r missing in the part along n", _other_dx(lambda d, r, g: r * (g - _mean(g) - d * _mean(g * d)))),
     Mutant("an extra factor r on dx", _other_dx(lambda d, r, g: r * r * (g - _mean(g) - d * r * _mean(g * d * r)))),
+    Mutant("saved mean and rstd ignored", _with(mean=lambda mean: None, rstd=lambda rstd: None)),
     Mutant("x not centred in dweight (RMSNorm)", _not_centred),
     Mutant("last row left out of dweight and dbias", _rows_lost),
     Mutant("dweight without r", _not_normalised),
@@ -183,7 +200,15 @@ _MUTANTS = (
 
 
 def _make(rng: np.random.Generator, dims: Mapping[str, int]) -> dict[str, Any]:
-    return _backward(dims["M"], dims["N"])(rng)
+    """As in training: mean and rstd are the forward pass's."""
+    inputs = _backward(dims["M"], dims["N"])(rng)
+    mean = inputs["x"].mean(axis=-1)
+    rstd = 1 / np.sqrt(inputs["x"].var(axis=-1) + np.float32(1e-5))
+    return {**inputs, "mean": mean, "rstd": rstd}
+
+
+def _from_x(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in inputs.items() if name not in ("mean", "rstd")}
 
 
 def _cost(dims: Mapping[str, int]) -> Cost:
@@ -209,6 +234,7 @@ OPS = (
             Shape({"M": m, "N": n}) for m, n in ((8192, 4096), (8192, 2560), (8192, 768), (32768, 256), (262144, 128))
         ),
         peers=peers.BACKWARD,
+        variants={"from x": _from_x},
         finite_differences=FiniteDifferences(
             forward=oracle.layer_norm,
             cotangents=("dy",),

@@ -6,7 +6,8 @@ With m = mean(x) and r = 1/√(mean((x − m)²) + eps) of a row, D its length, 
     dw = Σ dy·d·r over all rows,   db = Σ dy over all rows
 
 A program walks over its rows. Each row of x and dy is read from memory once, for its mean; the second and third look
-find it in registers (GPU) or in the cache (CPU). dw and db go to private rows of the program, summed afterwards.
+find it in registers (GPU) or in the cache (CPU). Where m and r are known, from the forward pass, a look is saved. dw
+and db go to private rows of the program, summed afterwards.
 
 The words (``t``, ``p``, ``row``) are those of :mod:`tkern.lang.rows`.
 """
@@ -19,9 +20,9 @@ from tkern.lang.safe import inverse_root
 def backward(t):
     """Build dx and the private rows of dw and db.
 
-    Arrays: x, dy, dx ``rows·cols``; weight ``cols``; dw_rows, db_rows ``programs`` rows (padded, see
-    :func:`tkern.lang.rows.plan_rows`); all float32. dx is written where ``wants_x`` is 1, the private rows hold sums
-    where ``wants_sums`` is 1 (else zeros).
+    Arrays: x, dy, dx ``rows·cols``; weight ``cols``; mean, rstd ``rows`` where ``saved`` is 1, else any; dw_rows,
+    db_rows ``programs`` rows (padded, see :func:`tkern.lang.rows.plan_rows`); all float32. dx is written where
+    ``wants_x`` is 1, the private rows hold sums where ``wants_sums`` is 1 (else zeros).
     """
 
     @ti.kernel
@@ -29,6 +30,8 @@ def backward(t):
         x: t.Array,
         weight: t.Array,
         dy: t.Array,
+        mean: t.Array,
+        rstd: t.Array,
         dx: t.Array,
         dw_rows: t.Array,
         db_rows: t.Array,
@@ -37,6 +40,7 @@ def backward(t):
         programs: ti.i32,
         eps: ti.f32,
         offset: ti.f32,
+        saved: ti.i32,
         wants_x: ti.i32,
         wants_sums: ti.i32,
     ):
@@ -52,11 +56,14 @@ def backward(t):
                 dys = row.read(dy)
                 values = t.total()
                 for part in ti.static(range(t.parts)):
-                    for b in range(row.begin(part), row.end(part)):
+                    # A look less where the mean is known. The sum is for all lanes to make, so it stays.
+                    for b in range(row.begin(part), ti.select(saved == 1, 0, row.end(part))):
                         for k in ti.static(range(t.steps_unrolled)):
                             c = row.column(b, k, part)
                             values.add(c, xs.at(c))
                 m = row.sum(values) / cols
+                if saved == 1:
+                    m = row.load_scalar(mean)
                 squares = t.total()
                 gradients = t.total()
                 products = t.total()
@@ -70,6 +77,8 @@ def backward(t):
                             gradients.add(c, g)
                             products.add(c, g * d)
                 r = inverse_root(row.sum(squares) / cols + eps)
+                if saved == 1:
+                    r = row.load_scalar(rstd)
                 g_sum, gd_sum = row.sum2(gradients, products)
                 g_mean = g_sum / cols
                 along = gd_sum * r * r / cols

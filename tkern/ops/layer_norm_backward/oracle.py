@@ -30,18 +30,24 @@ def layer_norm_backward(
     *,
     eps: float = 1e-5,
     wrt: tuple[str, ...] = ("x", "weight", "bias"),
+    mean: ArrayLike | None = None,
+    rstd: ArrayLike | None = None,
     dtype: DTypeLike = np.float64,
 ) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
     """Return (dx, dweight, dbias) for the gradient dy of y, None where ``wrt`` does not name it.
 
     n is unchanged by adding a constant to x, and by scaling x (but for eps): its Jacobian r·(I − 1·1ᵀ/D − n·nᵀ/D) takes
-    off what dn = dy·weight has along both.
+    off what dn = dy·weight has along both. With ``mean`` and ``rstd`` n is (x − mean)·rstd.
     """
     x, dy = np.asarray(x, dtype), np.asarray(dy, dtype)
     if dy.shape != x.shape:
         raise ValueError(f"dy: expected shape {x.shape}, got {dy.shape}")
     size = x.shape[-1]
-    n, r = _normalised(x, eps)
+    if mean is None or rstd is None:
+        n, r = _normalised(x, eps)
+    else:
+        r = np.asarray(rstd, dtype).reshape(*x.shape[:-1], 1)
+        n = (x - np.asarray(mean, dtype).reshape(r.shape)) * r
     dn = dy if weight is None else dy * np.asarray(weight, dtype)
     dx = r * (dn - np.mean(dn, axis=-1, keepdims=True) - n * np.mean(dn * n, axis=-1, keepdims=True))
     dweight = np.sum((dy * n).reshape(-1, size), axis=0)
