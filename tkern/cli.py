@@ -1,4 +1,4 @@
-"""The command line: ``tkern devices | list | parity | bench | plot | msl | report``.
+"""The command line: ``tkern devices | list | lint | parity | bench | plot | msl | report``.
 
 Exit codes: 0 all held, 1 something did not, 2 asked for what is not there.
 """
@@ -47,6 +47,11 @@ def _parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="the ops, their cases, and what each costs")
     _add_kernels(listing)
     listing.set_defaults(command=_list)
+
+    lint = commands.add_parser("lint", help="read kernels for what Taichi does not do as they say, before it compiles")
+    lint.add_argument("files", nargs="*", metavar="FILE", help="Python files or folders; the built-in ops by default")
+    lint.add_argument("--json", metavar="OUT", help="write the findings")
+    lint.set_defaults(command=_lint)
 
     parity = commands.add_parser("parity", help="hold every kernel on every backend against the oracle")
     _add_selection(parity)
@@ -111,11 +116,40 @@ def _list(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def _lint(arguments: argparse.Namespace, console: Console) -> int:
+    from tkern import lint
+    from tkern.lint import show
+
+    out = _output_file(arguments.json, "--json")
+    files = lint.files_of(arguments.files) if arguments.files else lint.own_files()
+    findings = lint.check_files(files)
+    show.show(findings, len(files), console)
+    if out is not None:
+        out.write_text(json.dumps([one.as_json() for one in findings], indent=2) + "\n", encoding="utf-8")
+        console.print(f"written: {out}")
+    return 1 if findings else 0
+
+
+def _is_clean(files: list[str], console: Console) -> bool:
+    """Return whether the built-in ops and the user's ``files`` are ones to compile, printing what speaks against it."""
+    from tkern import lint
+    from tkern.lint import show
+
+    # What is not there is for the registry to say, in its own words.
+    read = [*lint.own_files(), *lint.files_of(file for file in files if Path(file).exists())]
+    findings = lint.check_files(read)
+    if findings:
+        show.show(findings, len(read), console)
+    return not findings
+
+
 def _parity(arguments: argparse.Namespace, console: Console) -> int:
     from tkern import parity, registry, report
 
     found_in = _output_file(arguments.json, "--json")
     picture = _output_file(arguments.plot, "--plot", (".png", ".svg", ".pdf"))
+    if not _is_clean(arguments.kernels, console):
+        return 1
     ops = registry.select(registry.all_ops(arguments.kernels), arguments.ops)
     results = parity.run(ops, _chosen(arguments.backend))
     report.show_parity(results, console)
@@ -135,6 +169,8 @@ def _bench(arguments: argparse.Namespace, console: Console) -> int:
     from tkern import bench, registry, report, runtime
 
     out = _output_folder(arguments.out, "--out")
+    if not _is_clean(arguments.kernels, console):
+        return 1
     ops = registry.select(registry.all_ops(arguments.kernels), arguments.ops)
     backends = _chosen(arguments.backend) if arguments.backend else _timed_by_default(console)
     for name in backends:
@@ -177,6 +213,8 @@ def _report(arguments: argparse.Namespace, console: Console) -> int:
 
     out = _output_file(arguments.out, "--out")
     assert out is not None
+    if not _is_clean(arguments.kernels, console):
+        return 1
     ops = registry.select(registry.all_ops(arguments.kernels), arguments.ops)
     found = machine_report.make(ops, _chosen(arguments.backend))
     report.show_devices(found.devices, console)

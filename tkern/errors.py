@@ -10,6 +10,7 @@ __all__ = [
     "AliasError",
     "BackendUnavailable",
     "DTypeError",
+    "KernelError",
     "OptionError",
     "ShapeError",
     "SizeLimitError",
@@ -66,3 +67,23 @@ class DTypeError(TkernError, TypeError):
 
 class BackendUnavailable(TkernError, RuntimeError):
     """A backend was asked for that this machine does not have, or Taichi is running something else."""
+
+
+class KernelError(TkernError, RuntimeError):
+    """A kernel's text is one that Taichi does not compile, or would end the process at.
+
+    ``file`` and ``line`` (from 1) are the author's, ``text`` is that line, ``said`` what Taichi says of it ("" where
+    it was not asked, because it would have ended the process), and ``rule`` the name of the rule of ``tkern lint``
+    that is met, or None.
+    """
+
+    def __init__(
+        self, what: str, *, file: str, line: int, text: str, said: str = "", rule: str | None = None, cure: str = ""
+    ) -> None:
+        self.file = file
+        self.line = line
+        self.text = text
+        self.said = said
+        self.rule = rule
+        message = f"{file}:{line}: {text.strip()!r}: {what}"
+        super().__init__(f"{message} [{rule}]" if rule else message, hint=f"write {cure}" if cure else None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tkern import runtime
+from tkern import authored, runtime
 from tkern.arrays import Output
 from tkern.errors import BackendUnavailable
 
@@ -54,7 +54,8 @@ class Launch:
     def run(self) -> None:
         """Launch the kernels. On a GPU they may still be running when this returns; see ``results``.
 
-        Raises BackendUnavailable where the backend was started anew since: the launch's memory is gone.
+        Raises BackendUnavailable where the backend was started anew since: the launch's memory is gone; and KernelError
+        where a kernel is launched first and cannot be compiled.
         """
         if runtime.program() is not self._program:
             raise BackendUnavailable("the backend that this launch was prepared for was switched off")
@@ -87,10 +88,11 @@ def _launch(kernel: Any, arguments: tuple[Any, ...]) -> None:
     known = _compiled.get(key)
     if known is None or known[0] is not program:
         arguments = tuple(value.kind(**value.values) if isinstance(value, Group) else value for value in arguments)
-        kernel(*arguments)
         primal = kernel._primal
-        instance = primal.compiled_kernels[(primal.func, primal.mapper.lookup(arguments)[0], primal.autodiff_mode)]
-        code = program.compile_kernel(program.config(), program.get_device_caps(), instance)
+        with authored.compiling(primal.func):
+            instance = primal.compiled_kernels[primal.ensure_compiled(*arguments)]
+            code = program.compile_kernel(program.config(), program.get_device_caps(), instance)
+        kernel(*arguments)
         _compiled[key] = (program, instance, code)
         return
     context = _context(known, key, arguments)

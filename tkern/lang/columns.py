@@ -64,7 +64,7 @@ def _gpu(padded_blocks: int):
     def sum_private_rows(partial: array, out: array, rows: ti.i32, stride: ti.i32, cols: ti.i32):
         ti.loop_config(block_dim=_LANES)
         for i in range(padded_blocks * _LANES):
-            shared = ti.simt.block.SharedArray((_LANES,), ti.f32)
+            shared = ti.simt.block.SharedArray((_LANES,), ti.f32)  # tkern: allow gpu-words of the GPU's kernel
             lane = i & (_LANES - 1)
             sharer = lane >> 5
             column = (i >> 8) * _COLUMNS + (lane & (_COLUMNS - 1))
@@ -74,11 +74,11 @@ def _gpu(padded_blocks: int):
                 if r < rows and column < cols:
                     s += element(partial, r * stride + column)
             shared[lane] = s
-            ti.simt.block.sync()
+            ti.simt.block.sync()  # tkern: allow gpu-words of the GPU's kernel
             for bit in ti.static((2, 1, 0)):
                 if sharer < (1 << bit):
                     shared[lane] = shared[lane] + shared[lane + (_COLUMNS << bit)]
-                ti.simt.block.sync()
+                ti.simt.block.sync()  # tkern: allow gpu-words of the GPU's kernel
             if sharer == 0 and column < cols:
                 put(out, column, shared[lane])
 
