@@ -1,6 +1,7 @@
 # make demo   an environment, tkern in it, and the main job: devices, parity, a quick benchmark, pictures
 # make test   the tests (REQUIRE="cpu vulkan" makes a missing backend a failure; EXTRAS=test,torch adds PyTorch)
 # make lint   ruff and mypy
+# make docs   docs/reference.md, from the docstrings
 # make msl    every kernel as Metal would get it, checked without a Mac
 # make parity, bench, report   those commands, on BACKEND="metal cpu"; what they write goes to OUT
 # make system the packages that the tests need on Debian and Ubuntu
@@ -36,7 +37,7 @@ $(BIN)/python -m pip install --disable-pip-version-check --constraint constraint
 @touch $@
 endef
 
-.PHONY: demo test lint msl parity bench report system clean
+.PHONY: demo test lint docs msl parity bench report system clean
 
 demo: $(CORE)
 	$(BIN)/tkern devices
@@ -52,6 +53,9 @@ lint: $(WITH_DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(CORE)
+	$(BIN)/python -m tkern.reference
 
 # Each writes its JSON, CSV and pictures into OUT.
 msl: $(CORE)

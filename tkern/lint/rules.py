@@ -1,6 +1,7 @@
 """What Taichi 1.7.4 does with a kernel's text that no author wants: the rules that ``tkern lint`` reads for.
 
-Each was met on the backends named in ``seen``, by a kernel of a few lines: ``tests/lint_faults.py`` has one for each.
+Each was met where ``seen`` says, by a kernel of a few lines: ``tests/lint_faults.py`` and ``lint_faults_gpu.py`` have
+one for each.
 """
 
 from __future__ import annotations
@@ -83,14 +84,15 @@ _ALL = (
     Rule(
         "atomic-add",
         "+= on an array's element, or on a variable from outside the parallel loop, is an atomic: its order differs "
-        "from run to run, and so do the bits; on Metal one of floats is a loop that can hang.",
+        "from run to run, and so do the bits; on Metal one of floats is a loop of compare-and-swap.",
         "one owner for each output: row.sum(total), p.column_sums(partial, cols), a[i] = a[i] + v where one program "
         "owns it.",
         "cpu, vulkan: six runs of a sum gave five and six different answers",
     ),
     Rule(
         "divergent-barrier",
-        "A barrier that not every lane of a program passes, or not as often, is undefined: wrong results, or a hang.",
+        "A barrier that not every lane of a program passes, or not as often, is undefined: results are wrong, or there "
+        "are none.",
         "move the barrier (block.sync, row.sum, row.sum2, row.max, finish) out of the branch, and branch around what "
         "is read and written.",
         "vulkan: 0 is read where 3 was written",
@@ -99,7 +101,7 @@ _ALL = (
     Rule(
         "bool-bits",
         "& and | of two conditions are bit operations on booleans, which is no valid SPIR-V: a driver may do anything.",
-        "safe.both(a, b), safe.either(a, b) of tkern.lang.safe; or and, or of numbers.",
+        "safe.both(a, b), safe.either(a, b) of tkern.lang.safe; and and or, where no vector is.",
         "spirv-val: OpBitwiseAnd on %bool (tkern msl); vulkan: Mesa's lavapipe lets it pass",
         bites=_SPIRV,
     ),
@@ -118,7 +120,7 @@ _ALL = (
     ),
     Rule(
         "unsupported-type",
-        "Metal has no float64; its exp, log, sin and cos are missing on every SPIR-V backend; and an array of ti.u1 is "
+        "Metal has no float64, and Taichi's SPIR-V no exp of it; an array of ti.u1 is "
         "read there as one of 4-byte integers.",
         "ti.f32; ti.u8 or ti.i32 for an array of conditions.",
         "vulkan: RuntimeError Exp(27) does not 64bits operation, [T, F, T] read as [1, 1, 1]; Metal's capabilities: "

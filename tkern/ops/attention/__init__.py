@@ -93,7 +93,7 @@ def attention_backward(
     Parameters: as :func:`attention`, float32; dout of out's shape; dlse [B, Hq, Sq] or None; out and lse as the
     forward returned them save recomputing them; wrt names what is wanted: "q", "k", "v", and "bias" if there is one.
     Returns: dq, dk, dv and dbias, of their arguments' shapes and q's kind, None where not asked for; two runs give the
-    same bits.
+    same bits. No units.
     Raises: ShapeError, DTypeError, OptionError, SizeLimitError, each naming the argument.
     Source: differentiating the definition; Dao, FlashAttention-2, 2023, for the order of the products.
     """

@@ -48,7 +48,7 @@ def im2col(x: Any, kernel_size: Any, *, stride: Any = 1, padding: Any = 0, dilat
 
     Parameters: x float32 [N, C, H, W]; kernel_size, stride, dilation an integer or (vertical, horizontal); padding an
     integer, (vertical, horizontal) or ((top, bottom), (left, right)).
-    Returns: the matrix, exactly, of x's kind, without autograd's history.
+    Returns: the matrix, exactly, of x's kind, without autograd's history. No units.
     Raises: ShapeError, DTypeError, OptionError, SizeLimitError, each naming the argument.
     Source: Chellapilla, Puri and Simard, High Performance Convolutional Neural Networks, 2006.
     """
@@ -68,7 +68,7 @@ def conv2d(
 
     Parameters: x float32 [N, C, H, W]; weight float32 [Cout, C/groups, kh, kw]; bias float32 [Cout] or None; options as
     in :func:`im2col`; groups divides C and Cout.
-    Returns: y [N, Cout, Ho, Wo], of x's kind, without autograd's history. Two runs give the same bits.
+    Returns: y [N, Cout, Ho, Wo], of x's kind, without autograd's history. Two runs give the same bits. No units.
     Raises: ShapeError, DTypeError, OptionError, SizeLimitError, each naming the argument.
     Source: the definition; Dumoulin and Visin, A guide to convolution arithmetic for deep learning, 2016.
     """
@@ -97,7 +97,7 @@ def conv2d_backward_weight(
 
     Parameters: x float32 [N, C, H, W]; dy float32 [N, Cout, Ho, Wo], of exactly the size that follows; weight_shape
     (Cout, C/groups, kh, kw); options as in :func:`conv2d`.
-    Returns: dweight of weight_shape, of x's kind; 0 for an empty batch. Two runs give the same bits.
+    Returns: dweight of weight_shape, of x's kind; 0 for an empty batch. Two runs give the same bits. No units.
     Raises: ShapeError, DTypeError, OptionError, SizeLimitError, each naming the argument.
     Source: differentiating the definition.
     """
@@ -127,7 +127,7 @@ def conv2d_backward_input(
 
     Parameters: dy float32 [N, Cout, Ho, Wo], of exactly the size that follows; weight float32 [Cout, C/groups, kh, kw];
     input_shape (N, C, H, W); options as in :func:`conv2d`.
-    Returns: dx of input_shape, of dy's kind. Two runs give the same bits.
+    Returns: dx of input_shape, of dy's kind. Two runs give the same bits. No units.
     Raises: ShapeError, DTypeError, OptionError, SizeLimitError, each naming the argument.
     Source: differentiating the definition; Dumoulin and Visin, A guide to convolution arithmetic, 2016.
     """
@@ -143,7 +143,7 @@ def conv2d_backward_bias(dy: Any) -> Any:
     """Return the gradient of the bias of :func:`conv2d`: dbias[k] = Σ over n, ho, wo of dy[n, k, ho, wo].
 
     Parameters: dy float32 [N, Cout, Ho, Wo].
-    Returns: dbias [Cout], of dy's kind; 0 for an empty batch. Two runs give the same bits.
+    Returns: dbias [Cout], of dy's kind; 0 for an empty batch. Two runs give the same bits. No units.
     Raises: ShapeError, DTypeError, SizeLimitError, naming the argument.
     Source: differentiating the definition.
     """

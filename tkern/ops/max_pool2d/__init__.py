@@ -77,6 +77,7 @@ def max_pool2d(
     left padding, as PyTorch does.
     Returns: y of x's kind, [..., Ho, Wo]; indices of the same shape and kind, uint8 where kh·kw ≤ 256, else int32: the
     smallest type that holds them. :func:`tkern.max_pool2d_indices_to_flat` makes PyTorch's flat int64 of them.
+    No units.
     Raises: ShapeError, DTypeError, OptionError (also for a window without a real cell), SizeLimitError, each naming
     the argument.
     Source: the definition; sizes as torch.nn.MaxPool2d counts them.
@@ -120,7 +121,7 @@ def max_pool2d_backward(
     then matter only to ``"split"`` and ``"all"``). Indices that were not made so give an undefined result.
     Returns: dx of x's shape and kind, without autograd's history. Two runs give the same bits. Kernels round subnormal
     numbers to 0. Beside the arrays it takes memory for the indices where they are not given and, for ties other than
-    "first" where windows overlap, as much again.
+    "first" where windows overlap, as much again. No units.
     Raises: ShapeError, DTypeError, OptionError (also for a window without a real cell), SizeLimitError, each naming
     the argument.
     Source: differentiating y = max of the window; a subgradient where cells are equally large.

@@ -30,7 +30,7 @@ def max_pool2d_indices_to_flat(
 
     Parameters: indices uint8 (int32 where kh·kw > 256) of y's shape [..., Ho, Wo], NumPy, torch or ti.ndarray;
     input_shape [..., H, W], x's; the rest as they were for ``max_pool2d``.
-    Returns: int64 of the same shape, NumPy, or a torch tensor on the same device where ``indices`` is one.
+    Returns: int64 of the same shape, NumPy, or a torch tensor on the same device where ``indices`` is one. No units.
     Raises: ShapeError, DTypeError, OptionError, each naming the argument; also for an offset of no real cell.
     Source: the definition of both.
     """
@@ -58,7 +58,7 @@ def max_pool2d_indices_from_flat(
     The reverse of :func:`tkern.max_pool2d_indices_to_flat`.
 
     Parameters: indices int64 of y's shape [..., Ho, Wo], NumPy or torch; the rest as there.
-    Returns: uint8, or int32 where kh·kw > 256, of the same shape and kind.
+    Returns: uint8, or int32 where kh·kw > 256, of the same shape and kind. No units.
     Raises: ShapeError, DTypeError, OptionError, each naming the argument; also for an index of no cell of its window.
     Source: the definition of both.
     """

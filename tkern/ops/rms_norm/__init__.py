@@ -74,7 +74,7 @@ def rms_norm_backward(
     saves recomputing it (eps is then not used).
     Returns: dx of x's shape, dweight [D] or None, rstd of x's shape without its last axis, all of x's kind, without
     autograd's history. With no rows (an empty batch) dweight is 0. Two runs give the same bits. A row of zeros with
-    eps = 0 has no gradient: its results are not finite. Kernels round subnormal numbers to 0.
+    eps = 0 has no gradient: its results are not finite. Kernels round subnormal numbers to 0. No units.
     Raises: ShapeError, DTypeError, OptionError, SizeLimitError, each naming the argument.
     Source: differentiating y = x · r · (offset + weight) with ∂r/∂x_i = −r³ · x_i / D.
     """
