@@ -83,6 +83,23 @@ def test_other_names_of_taichi_are_followed() -> None:
     ]
 
 
+def test_names_are_those_around_a_kernel_and_its_own_hide_them() -> None:
+    text = (
+        "import taichi as ti\n\ny = float('inf')\n\n\ndef build(y):\n    least = float('-inf')\n\n    @ti.func\n"
+        "    def f(x):\n        return x + y\n\n    @ti.func\n    def g(x):\n        return ti.max(x, least)\n\n"
+        "    @ti.func\n    def h(least):\n        return least\n"
+    )
+    assert [(one.rule, one.line) for one in lint.check_text(Path("a.py"), text)] == [("not-finite", 15)]
+
+
+def test_annotations_that_are_texts_matter_where_there_are_some() -> None:
+    text = "from __future__ import annotations\nimport taichi as ti\n\n\n@ti.func\ndef f(x):\n    return x\n"
+    assert lint.check_text(Path("a.py"), text) == []
+    assert [one.rule for one in lint.check_text(Path("a.py"), text.replace("f(x)", "f(x: ti.i32)"))] == [
+        "late-annotations"
+    ]
+
+
 def test_the_command_prints_writes_and_exits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "findings.json"
     assert main(["lint", str(_FAULTS[1]), "--json", str(out)]) == 1

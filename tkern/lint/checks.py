@@ -28,9 +28,10 @@ def of_module(module: Module) -> Iterator[Found]:
     """Find what is wrong with a module that has kernels, outside of their text too."""
     if not module.functions:
         return
+    annotated = any(isinstance(part, ast.arg) and part.annotation for one in module.functions for part in one.nodes)
     for node in module.nodes:
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-            if any(one.name == "annotations" for one in node.names):
+            if annotated and any(one.name == "annotations" for one in node.names):
                 yield "late-annotations", node, "from __future__ import annotations"
         elif isinstance(node, ast.Call) and module.name_of(node.func) in ("taichi.types.ndarray", "taichi.ndarray"):
             values = [*node.args, *(one.value for one in node.keywords if one.arg == "dtype")]
@@ -108,7 +109,7 @@ def _names(module: Module, function: Function) -> Iterator[Found]:
         if name.startswith("taichi.atomic_"):
             yield "atomic-add", node, shown
         elif name.startswith(("taichi.simt.", *_BLOCK_WORDS)) or name in _THREAD_WORDS:
-            if name == _SHARED and any(_is_vector(module, one) for one in node.args[1:]):
+            if name == _SHARED and any(_is_vector(module, one, function.outer) for one in node.args[1:]):
                 yield "shared-vector", node, "a SharedArray of vectors"
             if id(node) not in chosen:
                 yield _rule_of_word(name), node, shown
@@ -122,7 +123,7 @@ def _names(module: Module, function: Function) -> Iterator[Found]:
         if isinstance(part, (ast.Name, ast.Attribute)) and not isinstance(part.ctx, ast.Store):
             if module.name_of(part) == "taichi.f64":
                 yield "unsupported-type", part, "ti.f64"
-            value = module.assigned.get(part.id) if isinstance(part, ast.Name) else None
+            value = function.outer.get(part.id) if isinstance(part, ast.Name) else None
             if _is_infinite(module, part) or (value is not None and _is_infinite(module, value)):
                 yield "not-finite", part, ast.unparse(part)
 
@@ -159,9 +160,9 @@ def _is_condition(node: ast.expr) -> bool:
     )
 
 
-def _is_vector(module: Module, node: ast.expr) -> bool:
+def _is_vector(module: Module, node: ast.expr, outer: dict[str, ast.expr]) -> bool:
     if isinstance(node, ast.Name):
-        node = module.assigned.get(node.id, node)
+        node = outer.get(node.id, node)
     return isinstance(node, ast.Call) and module.name_of(node.func) in ("taichi.types.vector", "taichi.types.matrix")
 
 

@@ -30,6 +30,7 @@ class Elements:
     def __init__(self, module: Module, function: Function) -> None:
         self._module = module
         self._nodes = function.nodes
+        self._outer = function.outer
         self._assigned = list(self._assignments())
         self._lines = self._assigned_from(("read", "shared_row"))
         # The words (``t``) are what the function around the kernel is called with, whatever it is named.
@@ -88,7 +89,7 @@ class Elements:
         return node.func.attr == "only" and any(self.is_element(one) for one in node.args)
 
     def _is_vector_type(self, name: str) -> bool:
-        made = self._module.assigned.get(name)
+        made = self._outer.get(name)
         return isinstance(made, ast.Call) and self._module.name_of(made.func) == "taichi.types.vector"
 
     def _assigned_from(self, methods: tuple[str, ...]) -> set[str]:

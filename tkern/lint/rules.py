@@ -55,6 +55,7 @@ _ALL = (
         "end the process.",
         "row.read(x).at(c), row.store(y, c, v), row.load_scalar(a), row.store_scalar(a, v).",
         "cpu: memory past the array is written, the process ends (segmentation fault); vulkan: one float",
+        bites=CPU,
         ends=CPU,
     ),
     Rule(

@@ -7,7 +7,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tkern.lint.rules import CPU, GPU
@@ -32,8 +32,8 @@ class Allowed:
 class Function:
     """A function that Taichi reads: a kernel, or one that kernels call; ``nodes`` is all that is in it.
 
-    ``arrays`` are its parameters that are arrays, ``words`` those of them that are ``t.Array`` and alike, ``numbers``
-    a kernel's other parameters, the same for every lane.
+    ``arrays`` are its parameters that are arrays, ``words`` those of them that are ``t.Array`` and alike. ``outer`` is
+    what the names it has from around it were assigned.
     """
 
     node: ast.FunctionDef
@@ -41,7 +41,7 @@ class Function:
     kernel: bool
     arrays: frozenset[str]
     words: frozenset[str]
-    numbers: frozenset[str]
+    outer: dict[str, ast.expr]
 
 
 @dataclass
@@ -55,7 +55,6 @@ class Module:
     imported: dict[str, str]
     functions: list[Function]
     allowed: list[Allowed]
-    assigned: dict[str, ast.expr] = field(default_factory=dict)
 
     def name_of(self, node: ast.AST) -> str:
         """Return the full dotted name of ``ti.exp``: "taichi.exp"; "" of what is no name, the name itself if local."""
@@ -76,14 +75,7 @@ def read(path: Path, text: str) -> Module:
     stem = path.stem
     backends = CPU if stem.endswith("_cpu") else GPU if stem.endswith("_gpu") else CPU | GPU
     module = Module(path, text.splitlines(), nodes, backends, imported, [], _comments(text))
-    for node in nodes:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            module.assigned.setdefault(node.targets[0].id, node.value)
-    for node in nodes:
-        if isinstance(node, ast.FunctionDef):
-            marks = {module.name_of(mark) for mark in node.decorator_list}
-            if marks & {"taichi.kernel", "taichi.func", "taichi.real_func", "taichi.pyfunc"}:
-                module.functions.append(_function(module, node, "taichi.kernel" in marks))
+    module.functions += _functions(module, tree, {})
     return module
 
 
@@ -112,21 +104,54 @@ def names_in(node: ast.AST) -> set[str]:
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
 
 
-def _function(module: Module, node: ast.FunctionDef, kernel: bool) -> Function:
+def _functions(module: Module, scope: ast.AST, outer: dict[str, ast.expr]) -> Iterator[Function]:
+    """Find the functions that Taichi reads inside ``scope``, which has the names of ``outer`` around it."""
+    inside = {**outer, **_assigned(scope)}
+    left = list(ast.iter_child_nodes(scope))
+    while left:
+        node = left.pop(0)
+        if not isinstance(node, ast.FunctionDef):
+            left += ast.iter_child_nodes(node)
+            continue
+        marks = {module.name_of(mark) for mark in node.decorator_list}
+        if marks & {"taichi.kernel", "taichi.func", "taichi.real_func", "taichi.pyfunc"}:
+            yield _function(module, node, "taichi.kernel" in marks, inside)
+        else:
+            hidden = {one.arg for one in ast.walk(node.args) if isinstance(one, ast.arg)}
+            yield from _functions(module, node, {name: v for name, v in inside.items() if name not in hidden})
+
+
+def _assigned(scope: ast.AST) -> dict[str, ast.expr]:
+    """Return what the names of a scope are assigned, not those of the functions in it."""
+    found: dict[str, ast.expr] = {}
+    left = list(ast.iter_child_nodes(scope))
+    while left:
+        node = left.pop(0)
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            found.setdefault(node.targets[0].id, node.value)
+        elif not isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.expr)):
+            left += ast.iter_child_nodes(node)
+    return found
+
+
+def _function(module: Module, node: ast.FunctionDef, kernel: bool, outer: dict[str, ast.expr]) -> Function:
     parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     words = {
         one.arg
         for one in parameters
         if isinstance(one.annotation, ast.Attribute) and one.annotation.attr in ("Array", "Integers", "Rows")
     }
-    arrays = words | {one.arg for one in parameters if _is_array(module, one.annotation)}
-    numbers = {one.arg for one in parameters} - arrays if kernel else set()
-    return Function(node, tuple(ast.walk(node)), kernel, frozenset(arrays), frozenset(words), frozenset(numbers))
+    arrays = words | {one.arg for one in parameters if _is_array(module, one.annotation, outer)}
+    nodes = tuple(ast.walk(node))
+    own = {part.id for part in nodes if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+    own |= {one.arg for one in parameters}
+    seen = {name: value for name, value in outer.items() if name not in own}
+    return Function(node, nodes, kernel, frozenset(arrays), frozenset(words), seen)
 
 
-def _is_array(module: Module, annotation: ast.expr | None) -> bool:
+def _is_array(module: Module, annotation: ast.expr | None, outer: dict[str, ast.expr]) -> bool:
     if isinstance(annotation, ast.Name):
-        annotation = module.assigned.get(annotation.id)
+        annotation = outer.get(annotation.id)
     called = annotation.func if isinstance(annotation, ast.Call) else None
     return called is not None and module.name_of(called).endswith("types.ndarray")
 
