@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "AliasError",
+    "AutogradError",
     "BackendUnavailable",
     "DTypeError",
     "OptionError",
@@ -66,3 +67,7 @@ class DTypeError(TkernError, TypeError):
 
 class BackendUnavailable(TkernError, RuntimeError):
     """A backend was asked for that this machine does not have, or Taichi is running something else."""
+
+
+class AutogradError(TkernError, RuntimeError):
+    """A derivative was asked for that tkern does not have: a second one, a forward-mode one, one by torch.func."""

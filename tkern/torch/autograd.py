@@ -1,0 +1,94 @@
+"""What tkern's autograd functions have in common: what they take, and which derivatives they refuse."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tkern.errors import AutogradError, DTypeError
+
+__all__ = ["Function", "check", "check_device", "first_order"]
+
+
+class Function(torch.autograd.Function):  # type: ignore[misc]
+    """An autograd function without a forward-mode derivative."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Refuse: raises AutogradError."""
+        raise AutogradError(
+            "tkern has no forward-mode derivatives", hint="differentiate backward, or use torch's own function here"
+        )
+
+
+class _Once(torch.autograd.Function):  # type: ignore[misc]
+    """A gradient that cannot be differentiated again, but says so."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Any, anchor: Any) -> Any:
+        """Return the gradient."""
+        return gradient
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Refuse: raises AutogradError."""
+        raise AutogradError(
+            "tkern's gradients have no derivatives of their own (a backward through a backward)",
+            hint="use torch's own function where second derivatives are needed",
+        )
+
+
+def first_order(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """Wrap a Function's backward so that differentiating its results raises AutogradError.
+
+    torch's once_differentiable does so only where the incoming gradient has a history, and drops the derivative in
+    silence where only the saved tensors have one.
+    """
+
+    @functools.wraps(backward)
+    def wrapped(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        with torch.no_grad():
+            found = backward(ctx, *gradients)
+        if not torch.is_grad_enabled():  # without create_graph
+            return found
+        anchor = torch.empty(0, requires_grad=True)
+        return tuple(None if one is None else _Once.apply(one, anchor) for one in found)
+
+    return wrapped
+
+
+def check(name: str, value: Any, *, like: Any = None) -> None:
+    """Check that argument ``name`` is a float32 tensor, on the device of ``like`` where that is given.
+
+    Raises DTypeError, or AutogradError inside a transform of torch.func.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise DTypeError(
+            argument=name,
+            expected="a torch tensor of float32",
+            got=f"{type(value).__module__}.{type(value).__qualname__}",
+            hint="tkern's functions of the same name take NumPy arrays",
+        )
+    if value.dtype != torch.float32:
+        written = f"write {name}.float(): " if value.dtype.is_floating_point else ""
+        raise DTypeError(
+            argument=name, expected="float32", got=str(value.dtype), hint=f"{written}nothing is cast in silence"
+        )
+    check_device(name, value, like)
+    # A private word of torch's; where it is missing, torch refuses by itself, without our hint.
+    transformed = getattr(torch._C, "_are_functorch_transforms_active", None)
+    if transformed is not None and transformed():
+        raise AutogradError(
+            f"{name}: tkern's functions cannot be transformed by torch.func (vmap, grad, jacrev, …)",
+            argument=name,
+            hint="call them on whole batches and differentiate with torch.autograd",
+        )
+
+
+def check_device(name: str, value: Any, like: Any) -> None:
+    """Check that a tensor is on the device of ``like``, where that is given. Raises DTypeError."""
+    if like is not None and value.device != like.device:
+        raise DTypeError(argument=name, expected=f"a tensor on {like.device}, as the first", got=str(value.device))
