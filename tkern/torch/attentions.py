@@ -8,7 +8,7 @@ import torch
 
 import tkern
 from tkern.errors import DTypeError, OptionError
-from tkern.torch.autograd import Function, check, check_device, first_order
+from tkern.torch.autograd import Function, check, check_device, first_order, uncompiled
 
 __all__ = ["attention"]
 
@@ -37,7 +37,7 @@ class _Attention(Function):
         return *grads, None, None
 
 
-@torch.compiler.disable
+@uncompiled
 def attention(
     q: Any,
     k: Any,
@@ -79,7 +79,7 @@ def attention(
         "layout": layout, "scale": scale, "causal": causal, "window": window, "align": align,
         "mask_threshold": mask_threshold, "softcap": softcap,
     }  # fmt: skip
-    out, lse = _Attention.apply(q, k, v, bias, key_mask, options)
+    out, lse = _Attention.call(q, k, v, bias, key_mask, options)
     return (out, lse) if return_lse else out
 
 

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
 from tkern.errors import AutogradError, DTypeError
 
-__all__ = ["Function", "check", "check_device", "first_order"]
+__all__ = ["Function", "check", "check_device", "first_order", "uncompiled"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class Function(torch.autograd.Function):  # type: ignore[misc]
     """An autograd function without a forward-mode derivative."""
+
+    @classmethod
+    def call(cls, *arguments: Any) -> Any:
+        """Run forward, and note it for autograd."""
+        return cls.apply(*arguments)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -24,7 +31,7 @@ class Function(torch.autograd.Function):  # type: ignore[misc]
         )
 
 
-class _Once(torch.autograd.Function):  # type: ignore[misc]
+class _Once(Function):
     """A gradient that cannot be differentiated again, but says so."""
 
     @staticmethod
@@ -44,18 +51,19 @@ class _Once(torch.autograd.Function):  # type: ignore[misc]
 def first_order(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
     """Wrap a Function's backward so that differentiating its results raises AutogradError.
 
-    torch's once_differentiable does so only where the incoming gradient has a history, and drops the derivative in
-    silence where only the saved tensors have one.
+    torch's once_differentiable does so only where the incoming gradient has a history: where the saved tensors alone
+    have one, it drops the derivative in silence.
     """
 
     @functools.wraps(backward)
     def wrapped(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        _refuse_transforms()
         with torch.no_grad():
             found = backward(ctx, *gradients)
         if not torch.is_grad_enabled():  # without create_graph
             return found
         anchor = torch.empty(0, requires_grad=True)
-        return tuple(None if one is None else _Once.apply(one, anchor) for one in found)
+        return tuple(None if one is None else _Once.call(one, anchor) for one in found)
 
     return wrapped
 
@@ -78,17 +86,26 @@ def check(name: str, value: Any, *, like: Any = None) -> None:
             argument=name, expected="float32", got=str(value.dtype), hint=f"{written}nothing is cast in silence"
         )
     check_device(name, value, like)
-    # A private word of torch's; where it is missing, torch refuses by itself, without our hint.
-    transformed = getattr(torch._C, "_are_functorch_transforms_active", None)
-    if transformed is not None and transformed():
-        raise AutogradError(
-            f"{name}: tkern's functions cannot be transformed by torch.func (vmap, grad, jacrev, …)",
-            argument=name,
-            hint="call them on whole batches and differentiate with torch.autograd",
-        )
+    _refuse_transforms()
 
 
 def check_device(name: str, value: Any, like: Any) -> None:
     """Check that a tensor is on the device of ``like``, where that is given. Raises DTypeError."""
     if like is not None and value.device != like.device:
         raise DTypeError(argument=name, expected=f"a tensor on {like.device}, as the first", got=str(value.device))
+
+
+def uncompiled(function: _F) -> _F:
+    """Keep torch.compile out of a function: it breaks its graph there and calls the function as it is."""
+    return cast(_F, torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+
+
+def _refuse_transforms() -> None:
+    # A private word of torch's; where it is missing, torch refuses by itself, without our hint.
+    active = getattr(torch._C, "_are_functorch_transforms_active", None)
+    if active is not None and active():
+        raise AutogradError(
+            "tkern's functions cannot be transformed by torch.func (vmap, grad, jacrev, …) or run over a batch of "
+            "gradients (is_grads_batched)",
+            hint="call them on whole batches and differentiate with torch.autograd, one gradient at a time",
+        )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 import tkern
-from tkern.torch.autograd import Function, check, first_order
+from tkern.torch.autograd import Function, check, first_order, uncompiled
 
 __all__ = ["conv2d"]
 
@@ -34,7 +32,7 @@ class _Conv2d(Function):
         return dx, dweight, dbias, None
 
 
-@torch.compiler.disable
+@uncompiled
 def conv2d(
     x: Any, weight: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Any:
@@ -55,4 +53,4 @@ def conv2d(
     if bias is not None:
         check("bias", bias, like=x)
     options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-    return _Conv2d.apply(x, weight, bias, options)
+    return _Conv2d.call(x, weight, bias, options)

@@ -57,13 +57,13 @@ class Conv2d(torch.nn.Conv2d):  # type: ignore[misc]
                 hint="pad first with torch.nn.functional.pad",
             )
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, input: Any) -> Any:
         """Return y [N, Cout, Ho, Wo], or [Cout, Ho, Wo] for a single image."""
-        check("x", x)
-        if x.ndim not in (3, 4):
-            raise ShapeError(argument="x", expected="[N, C, H, W] or [C, H, W]", got=str(tuple(x.shape)))
+        check("input", input)
+        if input.ndim not in (3, 4):
+            raise ShapeError(argument="input", expected="[N, C, H, W] or [C, H, W]", got=str(tuple(input.shape)))
         y = conv2d(
-            x if x.ndim == 4 else x.unsqueeze(0),
+            input if input.ndim == 4 else input.unsqueeze(0),
             self.weight,
             self.bias,
             stride=self.stride,
@@ -71,7 +71,7 @@ class Conv2d(torch.nn.Conv2d):  # type: ignore[misc]
             dilation=self.dilation,
             groups=self.groups,
         )
-        return y if x.ndim == 4 else y.squeeze(0)
+        return y if input.ndim == 4 else y.squeeze(0)
 
     def _pairs(self) -> Any:
         if self.padding == "valid":
@@ -91,15 +91,16 @@ class MaxPool2d(torch.nn.MaxPool2d):  # type: ignore[misc]
     Source: torch.nn.MaxPool2d.
     """
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, input: Any) -> Any:
         """Return y [N, C, Ho, Wo], or (y, indices)."""
-        options = {
+        check("input", input)
+        options: dict[str, Any] = {
             "stride": self.stride,
             "padding": self.padding,
             "dilation": self.dilation,
             "ceil_mode": self.ceil_mode,
         }
         if not self.return_indices:
-            return max_pool2d(x, self.kernel_size, **options)
-        y, indices = max_pool2d(x, self.kernel_size, return_indices=True, **options)
-        return y, tkern.max_pool2d_indices_to_flat(indices, tuple(x.shape), self.kernel_size, **options)
+            return max_pool2d(input, self.kernel_size, **options)
+        y, indices = max_pool2d(input, self.kernel_size, return_indices=True, **options)
+        return y, tkern.max_pool2d_indices_to_flat(indices, tuple(input.shape), self.kernel_size, **options)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 import tkern
-from tkern.torch.autograd import Function, check, first_order
+from tkern.torch.autograd import Function, check, first_order, uncompiled
 
 __all__ = ["rms_norm"]
 
@@ -29,7 +27,7 @@ class _RMSNorm(Function):
         return dx if of_x else None, dweight if of_weight else None, None, None
 
 
-@torch.compiler.disable
+@uncompiled
 def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6, offset: float = 0.0) -> Any:
     """Return y of RMSNorm over the last axis; differentiable in x and weight.
 
@@ -46,4 +44,4 @@ def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6, offset: float = 0
     check("x", x)
     if weight is not None:
         check("weight", weight, like=x)
-    return _RMSNorm.apply(x, weight, eps, offset)
+    return _RMSNorm.call(x, weight, eps, offset)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 import tkern
 from tkern.errors import OptionError
-from tkern.torch.autograd import Function, check, first_order
+from tkern.torch.autograd import Function, check, first_order, uncompiled
 
 __all__ = ["max_pool2d"]
 
@@ -38,7 +36,7 @@ class _MaxPool2d(Function):
         return dx, None, None, None
 
 
-@torch.compiler.disable
+@uncompiled
 def max_pool2d(
     x: Any,
     kernel_size: Any,
@@ -67,5 +65,5 @@ def max_pool2d(
     if ties not in _TIES:  # here and not first in backward
         raise OptionError(argument="ties", expected="one of " + ", ".join(_TIES), got=repr(ties))
     options = {"stride": stride, "padding": padding, "dilation": dilation, "ceil_mode": ceil_mode}
-    y, indices = _MaxPool2d.apply(x, kernel_size, ties, options)
+    y, indices = _MaxPool2d.call(x, kernel_size, ties, options)
     return (y, indices) if return_indices else y

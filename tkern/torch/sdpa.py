@@ -9,12 +9,12 @@ import torch
 from tkern.arrays import shape_text
 from tkern.errors import DTypeError, OptionError, ShapeError
 from tkern.torch.attentions import attention
-from tkern.torch.autograd import check, check_device
+from tkern.torch.autograd import check, check_device, uncompiled
 
 __all__ = ["scaled_dot_product_attention"]
 
 
-@torch.compiler.disable
+@uncompiled
 def scaled_dot_product_attention(
     query: Any,
     key: Any,
