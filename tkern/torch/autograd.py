@@ -59,7 +59,7 @@ def first_order(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple
     def wrapped(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         _refuse_transforms()
         with torch.no_grad():
-            found = backward(ctx, *gradients)
+            found = backward(ctx, *(None if one is None else _single(one) for one in gradients))
         if not torch.is_grad_enabled():  # without create_graph
             return found
         anchor = torch.empty(0, requires_grad=True)
@@ -86,6 +86,8 @@ def check(name: str, value: Any, *, like: Any = None) -> None:
             argument=name, expected="float32", got=str(value.dtype), hint=f"{written}nothing is cast in silence"
         )
     check_device(name, value, like)
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        raise DTypeError(argument=name, expected="a tensor outside of torch.jit.trace", got="one that is traced")
     _refuse_transforms()
 
 
@@ -100,12 +102,24 @@ def uncompiled(function: _F) -> _F:
     return cast(_F, torch.compiler.disable(function))  # type: ignore[no-untyped-call]
 
 
+def _single(gradient: Any) -> Any:
+    """Return a gradient without its history; a batch of them (is_grads_batched) is not one and cannot be detached."""
+    try:
+        return gradient.detach()
+    except RuntimeError as error:
+        raise _transformed() from error
+
+
 def _refuse_transforms() -> None:
     # A private word of torch's; where it is missing, torch refuses by itself, without our hint.
     active = getattr(torch._C, "_are_functorch_transforms_active", None)
     if active is not None and active():
-        raise AutogradError(
-            "tkern's functions cannot be transformed by torch.func (vmap, grad, jacrev, …) or run over a batch of "
-            "gradients (is_grads_batched)",
-            hint="call them on whole batches and differentiate with torch.autograd, one gradient at a time",
-        )
+        raise _transformed()
+
+
+def _transformed() -> AutogradError:
+    return AutogradError(
+        "tkern's functions cannot be transformed by torch.func (vmap, grad, jacrev, …) or run over a batch of "
+        "gradients (is_grads_batched)",
+        hint="call them on whole batches and differentiate with torch.autograd, one gradient at a time",
+    )

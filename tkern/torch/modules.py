@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -47,6 +48,7 @@ class Conv2d(torch.nn.Conv2d):  # type: ignore[misc]
     Source: torch.nn.Conv2d.
     """
 
+    @functools.wraps(torch.nn.Conv2d.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.padding_mode != "zeros":
