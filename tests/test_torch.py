@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 import tkern  # noqa: E402
 import tkern.torch as tt  # noqa: E402
+from tests.conftest import why_no_mps  # noqa: E402
 from tests.torch_cases import CALLS, Call, draw  # noqa: E402
 from tkern import runtime  # noqa: E402
 from tkern.errors import AutogradError, DTypeError, OptionError  # noqa: E402
@@ -336,6 +337,19 @@ def test_threads_take_turns() -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_tensors_of_a_gpu(device: str) -> None:
+    why_not = why_no_mps(torch) if device == "mps" else "" if torch.cuda.is_available() else "torch sees no CUDA device"
+    if why_not:
+        pytest.skip(why_not)
+    for call in CALLS:
+        tensors = call.tensors(device=device)
+        outputs = call.outputs(*tensors)
+        got = torch.autograd.grad(outputs, tensors, [c.to(device) for c in call.cotangents()])
+        assert all(one.device.type == device for one in (*outputs, *got))
+        _same([one.cpu() for one in got], call.gradients())
+
+
 def test_backward_runs_on_the_backend_that_is_on_then(monkeypatch: pytest.MonkeyPatch) -> None:
     call = _CALL["rms_norm"]
     tensors = call.tensors()
@@ -374,6 +388,14 @@ def test_memory_does_not_grow() -> None:
     for _ in range(1000):
         step()
     assert _resident() - before < 20e6
+
+
+def test_the_example_in_the_docs_runs() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "torch.md").read_text(encoding="utf-8")
+    shown: dict[str, Any] = {}
+    exec(text.split("```python\n", 1)[1].split("```", 1)[0], shown)
+    assert len(shown["losses"]) == 20
+    assert shown["losses"][-1] < shown["losses"][0] / 2
 
 
 def test_without_torch_it_says_what_to_install() -> None:

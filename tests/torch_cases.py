@@ -38,10 +38,10 @@ class Call:
     forward: Callable[..., Any]
     backward: Callable[..., tuple[np.ndarray, ...]]
 
-    def tensors(self, needed: str | None = None) -> list[Any]:
+    def tensors(self, needed: str | None = None, device: str = "cpu") -> list[Any]:
         """Return fresh tensors on memory of their own; ``needed`` has a 1 for each that requires a gradient."""
         needs = needed or "1" * len(self.arrays)
-        made = [torch.tensor(a) for a in self.arrays]
+        made = [torch.tensor(a, device=device) for a in self.arrays]
         return [t.requires_grad_(need == "1") for t, need in zip(made, needs, strict=True)]
 
     def outputs(self, *tensors: Any) -> tuple[Any, ...]:
@@ -89,7 +89,7 @@ CALLS = (
         "attention",
         (draw(2, 4, 5, 8), draw(2, 2, 7, 8), draw(2, 2, 7, 6), draw(4, 1, 7)),
         lambda q, k, v, b: tt.attention(
-            q, k, v, bias=b, key_mask=torch.from_numpy(_KEYS), return_lse=True, **_ATTENTION
+            q, k, v, bias=b, key_mask=torch.from_numpy(_KEYS).to(q.device), return_lse=True, **_ATTENTION
         ),
         lambda q, k, v, b: tkern.attention(q, k, v, bias=b, key_mask=_KEYS, **_ATTENTION),
         _attention_backward,
