@@ -157,8 +157,10 @@ def test_attention_refuses_what_it_cannot_do() -> None:
         attend(q, k, two)
     with pytest.raises(ShapeError, match=r"key: expected shape \(2, 4, 7, 8\), got \(1, 4, 7, 8\)"):
         attend(q, k[:1], k)
-    with pytest.raises(ShapeError, match="key: expected 4 axes, as query has, got"):
+    with pytest.raises(ShapeError, match="key: expected 4 axes, as query has, the last not empty, got"):
         attend(q, k[0], k[0])
+    with pytest.raises(ShapeError, match=r"query: expected at least 2 axes, .* not empty, got \(2, 4, 5, 0\)"):
+        attend(q[..., :0], k, k)
     with pytest.raises(
         ShapeError, match=r"attn_mask: expected a shape that broadcasts to \(2, 4, 5, 7\), got \(7, 5\)"
     ):

@@ -43,8 +43,9 @@ def scaled_dot_product_attention(
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         check(name, tensor, like=query if tensor is not query else None)
-        if tensor.ndim < 2 or tensor.ndim != query.ndim:
-            expected = "at least 2 axes, [..., L, E]" if tensor is query else f"{query.ndim} axes, as query has"
+        if tensor.ndim < 2 or tensor.ndim != query.ndim or not tensor.shape[-1]:
+            least = "at least 2 axes, [..., L, E]" if tensor is query else f"{query.ndim} axes, as query has"
+            expected = f"{least}, the last not empty"
             raise ShapeError(argument=name, expected=expected, got=shape_text(tuple(tensor.shape)))
     if isinstance(dropout_p, bool) or dropout_p != 0:
         raise OptionError(argument="dropout_p", expected="0: tkern has no dropout", got=repr(dropout_p))
@@ -69,26 +70,24 @@ def scaled_dot_product_attention(
 
 
 def _check_sizes(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
-    heads = query.shape[-3] if query.ndim > 2 else 1
-    kv_heads = key.shape[-3] if key.ndim > 2 else 1
-    if enable_gqa and query.ndim < 3:
-        raise ShapeError(argument="query", expected="[..., H, L, E] with enable_gqa", got=shape_text(query.shape))
-    lead, (keys, dim), value_dim = tuple(query.shape[:-3]), (key.shape[-2], query.shape[-1]), value.shape[-1]
-    if enable_gqa:
-        if kv_heads == 0 or heads % kv_heads:
-            raise ShapeError(argument="key", expected=f"heads that divide query's {heads}", got=f"{kv_heads} heads")
-    elif heads != kv_heads:
+    shape = tuple(query.shape)
+    if enable_gqa and len(shape) < 3:
+        raise ShapeError(argument="query", expected="[..., H, L, E] with enable_gqa", got=shape_text(shape))
+    heads, kv_heads = tuple(query.shape[-3:-2]), tuple(key.shape[-3:-2])
+    if enable_gqa and (kv_heads[0] == 0 or heads[0] % kv_heads[0]):
+        raise ShapeError(argument="key", expected=f"heads that divide query's {heads[0]}", got=f"{kv_heads[0]} heads")
+    if heads != kv_heads and not enable_gqa:
         raise ShapeError(
             argument="key",
-            expected=f"{heads} heads, as query has",
-            got=f"{kv_heads}",
+            expected=f"{heads[0]} heads, as query has",
+            got=f"{kv_heads[0]}",
             hint="enable_gqa=True lets several query heads read one key head",
         )
-    middle = (kv_heads,) if query.ndim > 2 else ()
-    for name, tensor, size in (("key", key, dim), ("value", value, value_dim)):
-        wanted = (*lead, *middle, keys, size)
-        if tuple(tensor.shape) != wanted:
-            raise ShapeError(argument=name, expected=f"shape {shape_text(wanted)}", got=shape_text(tuple(tensor.shape)))
+    keys = (*shape[:-3], *kv_heads, key.shape[-2])
+    for name, tensor, size in (("key", key, shape[-1]), ("value", value, value.shape[-1])):
+        if tuple(tensor.shape) != (*keys, size):
+            expected = f"shape {shape_text((*keys, size))}"
+            raise ShapeError(argument=name, expected=expected, got=shape_text(tuple(tensor.shape)))
 
 
 def _four(tensor: Any) -> Any:
