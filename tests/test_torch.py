@@ -272,7 +272,7 @@ def test_a_compiled_graph_breaks_and_is_right() -> None:
         y.backward(call.cotangents()[0])
     _same([t.grad for t in compiled], [t.grad for t in plain])
     assert len(graphs) == 2
-    with pytest.raises(Exception, match=r"torch\.compiler\.disable"):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="function rms_norm"):
         torch.compile(net, backend="eager", fullgraph=True)(*plain)
 
 
@@ -372,13 +372,16 @@ def _resident() -> int:
 
 
 def test_memory_does_not_grow() -> None:
-    # 100 KB are kept by a step; 1000 that leak are 100 MB.
+    # RMSNorm keeps 100 KB in a step, the others a few: 1000 steps that leak are 100 MB.
     x, w = torch.tensor(draw(64, 3, 128)).requires_grad_(), torch.tensor(draw(128)).requires_grad_()
+    small = [(call, call.tensors(), call.cotangents()) for call in CALLS]
 
     def step() -> None:
         y = tt.rms_norm(x, w)
-        for call in CALLS:
-            call.gradients()
+        for call, tensors, cotangents in small:
+            torch.autograd.backward(call.outputs(*tensors), cotangents)
+            for one in tensors:
+                one.grad = None
         y.sum().backward()
         x.grad = w.grad = None
 
