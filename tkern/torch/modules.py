@@ -10,7 +10,7 @@ import torch
 
 import tkern
 from tkern.errors import OptionError, ShapeError
-from tkern.torch.autograd import check
+from tkern.torch.autograd import check, uncompiled
 from tkern.torch.convolutions import conv2d
 from tkern.torch.norms import rms_norm
 from tkern.torch.pooling import max_pool2d
@@ -27,6 +27,7 @@ class RMSNorm(torch.nn.RMSNorm):  # type: ignore[misc]
     Source: torch.nn.RMSNorm; Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
     """
 
+    @uncompiled
     def forward(self, x: Any) -> Any:
         """Return y of x's shape."""
         check("x", x)
@@ -59,6 +60,7 @@ class Conv2d(torch.nn.Conv2d):  # type: ignore[misc]
                 hint="pad first with torch.nn.functional.pad",
             )
 
+    @uncompiled
     def forward(self, input: Any) -> Any:
         """Return y [N, Cout, Ho, Wo], or [Cout, Ho, Wo] for a single image."""
         check("input", input)
@@ -93,6 +95,7 @@ class MaxPool2d(torch.nn.MaxPool2d):  # type: ignore[misc]
     Source: torch.nn.MaxPool2d.
     """
 
+    @uncompiled
     def forward(self, input: Any) -> Any:
         """Return y [N, C, Ho, Wo], or (y, indices)."""
         check("input", input)
