@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -63,6 +65,29 @@ def why_no_mps(torch: Any) -> str:
     except RuntimeError as error:  # a virtual machine's GPU may have no memory for it
         return f"torch cannot use the GPU that it sees: {error}"
     return ""
+
+
+class _Absent:
+    """A finder that finds no torch, and notes that it was looked for."""
+
+    def __init__(self, attempts: list[str]) -> None:
+        self._attempts = attempts
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.partition(".")[0] == "torch":
+            self._attempts.append(name)
+            raise ModuleNotFoundError("torch is out of reach of this test", name="torch")
+
+
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Run the test as if torch had never been imported, and fail it for any attempt to, also one that it catches."""
+    attempts: list[str] = []
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [_Absent(attempts), *sys.meta_path])
+    yield attempts
+    assert not attempts
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ _CASES = [pytest.param(op, case, id=f"{op.name}-{case.name}") for op in _OPS.val
 
 
 @pytest.mark.parametrize(("op", "case"), _CASES)
-def test_case_holds(op: Op, case: Case, backend: str, ran: set[tuple[str, str]]) -> None:
+def test_case_holds(op: Op, case: Case, backend: str, ran: set[tuple[str, str]], no_torch: list[str]) -> None:
     if not case.runs_on(backend):
         pytest.skip(f"{backend}: {case.why}")
     result = check_case(op, case, backend)

@@ -42,9 +42,58 @@ def test_the_oracle_needs_no_taichi() -> None:
 
 
 def test_a_call_imports_no_torch() -> None:
-    loaded = _loaded_after("import numpy as np, tkern; tkern.rms_norm(np.ones((2, 3), np.float32))")
+    """Every op is called without torch at hand by the parity tests; here is what they do not call."""
+    loaded = _loaded_after(
+        "import numpy as np, tkern; x = np.ones((1, 1, 4, 4), np.float32); y, i = tkern.max_pool2d(x, 2); "
+        "flat = tkern.max_pool2d_indices_to_flat(i, x.shape, 2); "
+        "tkern.max_pool2d_indices_from_flat(flat, x.shape, 2); tkern.use('cpu')"
+    )
     assert "taichi" in loaded
     assert not loaded & {"torch", "matplotlib", "rich.progress"}
+
+
+def _imports_of_torch(tree: ast.AST) -> list[ast.AST]:
+    """Return what imports torch, in words of the language or by name."""
+    found: list[ast.AST] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [] if node.level else [node.module or ""]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            names = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+        else:
+            continue
+        if any(name.partition(".")[0] == "torch" or name.startswith("tkern.torch") for name in names):
+            found.append(node)
+    return found
+
+
+def test_only_tkern_torch_imports_torch() -> None:
+    """Beside it, what is timed beside torch: the benchmark's modules, inside of functions that only it calls."""
+    outside = [path for path in _SOURCES if _PACKAGE / "torch" not in path.parents]
+    assert len(outside) < len(_SOURCES)
+    timed = {_PACKAGE / "bench.py", _PACKAGE / "roof.py", *_PACKAGE.glob("ops/*/peers.py")}
+    for path in outside:
+        tree = _tree(path)
+        imports = _imports_of_torch(tree)
+        assert not imports or path in timed, f"{path} imports torch"
+        inside = {
+            id(node)
+            for function in ast.walk(tree)
+            if isinstance(function, ast.FunctionDef)
+            for node in _imports_of_torch(function)
+        }
+        assert all(id(node) in inside for node in imports), f"{path} imports torch as it is imported itself"
+    assert all(_imports_of_torch(_tree(path)) for path in _PACKAGE.glob("torch/m*.py"))
+
+
+def test_an_attempt_to_import_torch_is_noted(no_torch: list[str]) -> None:
+    assert "torch" not in sys.modules
+    with pytest.raises(ModuleNotFoundError, match="torch is out of reach"):
+        import torch.nn  # noqa: F401
+    assert no_torch == ["torch"]
+    no_torch.clear()
 
 
 def test_every_op_is_public_with_an_oracle() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "AliasError",
+    "AutogradError",
     "BackendUnavailable",
     "DTypeError",
     "KernelError",
@@ -87,3 +88,7 @@ class KernelError(TkernError, RuntimeError):
         self.rule = rule
         message = f"{file}:{line}: {text.strip()!r}: {what}"
         super().__init__(f"{message} [{rule}]" if rule else message, hint=f"write {cure}" if cure else None)
+
+
+class AutogradError(TkernError, RuntimeError):
+    """A derivative was asked for that tkern does not have: a second one, a forward-mode one, one by torch.func."""

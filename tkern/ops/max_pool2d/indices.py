@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,5 @@ def _refuse_unreal(values: np.ndarray, wrong: np.ndarray, expected: str) -> None
 
 def _like(value: Any, host: np.ndarray) -> Any:
     if hasattr(value, "detach"):
-        import torch
-
-        return torch.from_numpy(host).to(value.device)
+        return sys.modules["torch"].from_numpy(host).to(value.device)
     return host
