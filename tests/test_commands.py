@@ -83,7 +83,7 @@ def test_parity_of_a_wrong_kernel_exits_with_1(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        (["parity", "rms_norm", "no_such_op"], "rms_norm, rms_norm_backward, got 'no_such_op'"),
+        (["parity", "rms_norm", "no_such_op"], "rms_norm, rms_norm_backward, softmax_backward, got 'no_such_op'"),
         (["parity", "--backend", "tpu"], "expected one of cpu, metal, vulkan, cuda, got 'tpu'"),
         (["bench", "--peer", "jax"], "--peer: expected one of numpy, torch, got 'jax'"),
         (["plot", "/nowhere"], "DIR: expected a folder with results.csv"),
