@@ -15,9 +15,8 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
-from tkern import cache
+from tkern import cache, processor
 
 __all__ = ["NAMES", "WHERE_RUN", "Backend", "probe"]
 
@@ -112,10 +111,7 @@ def _device_name(name: str, trace: str) -> str:
 
 
 def _cpu_name() -> str:
-    model = ""
-    with contextlib.suppress(OSError):
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        model = found.group(1) if found else ""
+    model = processor.said_of("model name")
     if not model and sys.platform == "darwin":
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             asked = subprocess.run(

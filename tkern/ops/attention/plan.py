@@ -9,7 +9,6 @@ launch of its own there.
 from __future__ import annotations
 
 import math
-import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +18,7 @@ from tkern.launch import Group, Launch
 from tkern.loops import refuse_long_loops
 from tkern.ops.attention.options import Inputs, Options
 from tkern.ops.attention.sizes import sizes_for
+from tkern.processor import cores
 
 __all__ = ["Work"]
 
@@ -166,7 +166,7 @@ class Work:
         if not self._keeps:
             return tiles
         each: int = 4 * size.heads // size.kv_heads * self._words.queries * (2 * size.dim + size.value_dim)
-        return max(1, min(tiles, _KEPT_BYTES // (each * (os.cpu_count() or 1))))
+        return max(1, min(tiles, _KEPT_BYTES // (each * cores())))
 
     def _add_bias(self, launch: Launch, dbias: Any) -> None:
         from tkern.lang import columns
@@ -280,7 +280,7 @@ class Work:
 
     def _space_of(self, vectors: int) -> Any:
         """Return the workspace of all threads."""
-        return _own(16 * vectors * (os.cpu_count() or 1) if self._keeps else 16, self._backend)
+        return _own(16 * vectors * cores() if self._keeps else 16, self._backend)
 
 
 def _even_parts(heads: int, most: int) -> int:
@@ -288,12 +288,12 @@ def _even_parts(heads: int, most: int) -> int:
 
     ``heads`` programs of equal length on c cores take ⌈heads/c⌉ turns; a part more costs a hundredth, for its own dq.
     """
-    cores = os.cpu_count() or 1
+    threads = cores()
 
     def time(parts: int) -> float:
-        return -(-heads * parts // cores) / parts * (0.99 + 0.01 * parts)
+        return -(-heads * parts // threads) / parts * (0.99 + 0.01 * parts)
 
-    return min(range(1, max(1, min(most, 2 * cores)) + 1), key=time)
+    return min(range(1, max(1, min(most, 2 * threads)) + 1), key=time)
 
 
 def _wants(wanted: dict[str, Any], together: bool) -> dict[str, int]:

@@ -20,9 +20,7 @@ No launch takes more than 64 MiB beside its inputs and outputs.
 
 from __future__ import annotations
 
-import functools
 import math
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +33,7 @@ from tkern.ops.conv2d.geometry import Geometry
 from tkern.ops.conv2d.sixteens import is_by_images, numbers_by_images
 from tkern.ops.conv2d.sizes import IMAGE, WEIGHT, tile_for
 from tkern.ops.conv2d.thin import image_size, weight_size
+from tkern.processor import cores
 
 __all__ = ["add_im2col", "add_image", "add_input", "add_weight", "simplified"]
 
@@ -107,7 +106,7 @@ def add_input(launch: Launch, g: Geometry, dy: Any, weight: Any, dx: Any, backen
     row = g.outs * math.prod(g.kernel)
     groups = min(g.groups, max(1, _MOST_WEIGHTS // (row * g.channels)))
     rows = min(g.channels, max(1, _MOST_WEIGHTS // row)) if groups == 1 else g.channels
-    by_images = is_by_images(g, backend, _MOST_SPACE // _threads())
+    by_images = is_by_images(g, backend, _MOST_SPACE // cores())
     words = image_words() if by_images else conv_words(backend)
     if by_images and rows < g.channels:
         rows = max(words.block, rows // words.block * words.block)
@@ -169,7 +168,7 @@ def add_weight(launch: Launch, g: Geometry, x: Any, dy: Any, dweight: Any, backe
     whole = g.groups * parts["row_parts"] * parts["col_parts"]
     spans = -(-g.cells // span)
     if tile is None:
-        slices = -(-(_PROGRAMS * _threads() if backend == "cpu" else _GPU_PROGRAMS) // whole)
+        slices = -(-(_PROGRAMS * cores() if backend == "cpu" else _GPU_PROGRAMS) // whole)
     else:
         slices = min(-(-tile.wanted // whole), -(-g.cells // tile.shortest))
     slices = max(1, min(slices, spans, _MOST_PARTIAL // count))
@@ -235,7 +234,7 @@ def _add_convolve(
     elif backend == "cpu":
         words = conv_words(backend)
         most = max(
-            words.block, min(_MOST_ROWS, (_MOST_SPACE // _threads() - 16 - words.patch_vectors) // words.row_vectors)
+            words.block, min(_MOST_ROWS, (_MOST_SPACE // cores() - 16 - words.patch_vectors) // words.row_vectors)
         )
         row_step = _even(made, most, words.block)
         size = 16 + words.patch_vectors + row_step * words.row_vectors
@@ -289,14 +288,14 @@ def _lane_steps(tile: Any, programs: int, steps: int) -> dict[str, int]:
 
 
 def _most_thin() -> int:
-    return min(_MOST_THIN, _MOST_SPACE // _threads())
+    return min(_MOST_THIN, _MOST_SPACE // cores())
 
 
 def _weight_tile(g: Geometry, words: Any, backend: str) -> tuple[int, int, int]:
     """Return the taps and channels of dy that a program sums at most, and the vectors of its workspace."""
     if backend != "cpu":
         return 1, 1, 0
-    budget = _MOST_SPACE // _threads() - 16 - words.patch_vectors
+    budget = _MOST_SPACE // cores() - 16 - words.patch_vectors
     col_step = _even(g.outs, _MOST_COLS if budget > 2 * _MOST_SUMS else 64, 16)
     turned = col_step // 16 * words.turned_vectors
     blocks = -(-g.taps // words.depth)
@@ -357,10 +356,5 @@ def _given(numbers: dict[str, int], backend: str) -> Any:
     return kept
 
 
-@functools.lru_cache(maxsize=1)
-def _threads() -> int:
-    return os.cpu_count() or 1
-
-
 def _space(size: int, backend: str) -> Any:
-    return arrays.workspace(16 * size * _threads(), backend) if backend == "cpu" else arrays.zeros(1, backend)
+    return arrays.workspace(16 * size * cores(), backend) if backend == "cpu" else arrays.zeros(1, backend)
