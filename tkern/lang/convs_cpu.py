@@ -15,6 +15,7 @@ from tkern.lang.products_cpu import (
     add_step,
     add_steps,
     begin_block,
+    blocks_of,
     element_at,
     end_block,
     put_at,
@@ -124,7 +125,7 @@ class _Program:
 
 @macro
 def _whole(rows):
-    return (rows + (ROWS - 1)) // ROWS * ROWS
+    return blocks_of(rows) * ROWS
 
 
 @handle
@@ -234,14 +235,12 @@ class Sums(_Tile):
     @ti.func
     def add_blocks(self, row, a: ti.template(), b: ti.template(), rows, cols, depth):
         panels, done = (cols + (WIDTH - 1)) >> 4, 0
-        if ti.static(PANELS > 1):
-            done = panels // PANELS * PANELS
-            for n in range(panels // PANELS):
-                for m in range((rows + (ROWS - 1)) // ROWS):
-                    _micro_kernel(self, row + m * ROWS, n * PANELS, a, m * ROWS, b, depth, PANELS)
-        for n in range(done, panels):
-            for m in range((rows + (ROWS - 1)) // ROWS):
-                _micro_kernel(self, row + m * ROWS, n, a, m * ROWS, b, depth, 1)
+        # As many panels at a time as may be, then those that are left one by one.
+        for some in ti.static(PANELS):
+            for n in range((panels - done) // some):
+                for m in range(blocks_of(rows)):
+                    _micro_kernel(self, row + m * ROWS, done + n * some, a, m * ROWS, b, depth, some)
+            done += (panels - done) // some * some
 
     @ti.func
     def save(self, images: ti.template(), lattice: ti.template(), rows, cells: ti.template()):

@@ -10,7 +10,7 @@ A grid's cells are counted in groups of 16 images; a program's cells lie in one 
 import taichi as ti
 
 from tkern.lang.macros import handle, macro, value, variable
-from tkern.lang.products_cpu import INDICES, ROWS, add_steps, begin_block, end_block, put_at, vector_at
+from tkern.lang.products_cpu import INDICES, ROWS, add_steps, begin_block, blocks_of, end_block, put_at, vector_at
 from tkern.lang.rows import VECTOR_WIDTH as WIDTH
 from tkern.lang.rows_cpu import Vector, load_scalar, store, store_scalar, store_some
 from tkern.lang.turning_cpu import turn_block
@@ -149,7 +149,7 @@ class Sums:
         self.space = program.space
         self.one = program.one
         self.scratch = program.base
-        self.at = value(program.end - (rows + (ROWS - 1)) // ROWS * ROWS * _STRIDE)
+        self.at = value(program.end - blocks_of(rows) * ROWS * _STRIDE)
 
     @ti.func
     def begin(self, numbers: ti.template(), at, step, rows):
@@ -162,7 +162,7 @@ class Sums:
     def add(self, row, weights: ti.template(), patches: ti.template(), rows, cells, count):
         """Add the products of all taps that lie in the image, of 16 channels."""
         vertical, horizontal = patches.rows, patches.columns
-        blocks = (rows + (ROWS - 1)) // ROWS
+        blocks = blocks_of(rows)
         for group in range((blocks + (_BLOCKS - 1)) // _BLOCKS):
             u, v = patches.u, patches.v
             for q in range(cells):

@@ -11,11 +11,17 @@ from tkern.processor import has_wide_registers
 # Rows of the micro-kernel: eight sums of eight floats, two of a row of b and one number of a fill AVX2's registers.
 # AVX-512 has twice as many, of 16 floats; there two panels at a time may share the numbers of a.
 ROWS = 8 if has_wide_registers() else 4
-PANELS = 2 if has_wide_registers() else 1
+PANELS = (2, 1) if has_wide_registers() else (1,)
 _PARTS = WIDTH // ROWS
 # Vectors of an array, 2**27 - 1 at most. An index masked by this is known not to wrap when a step is added to it, so
 # that the step becomes part of the address; else each step costs instructions of its own, and half of the speed.
 INDICES = 2**27 - 1
+
+
+@macro
+def blocks_of(rows):
+    """Return how many blocks of ROWS there are in ``rows``, the last of which may be a part of one."""
+    return (rows + (ROWS - 1)) // ROWS
 
 
 @macro
@@ -50,7 +56,7 @@ def scores_product(c: ti.template(), a: ti.template(), b: ti.template(), rows, p
     (rounded up to 16): what lies past them in a and b must be 0.
     """
     for n in range(panels):
-        for m in range((rows + (ROWS - 1)) // ROWS):
+        for m in range(blocks_of(rows)):
             first, last = m * ROWS, m * ROWS + (ROWS - 1)
             if n * WIDTH <= last + band.high and n * WIDTH + (WIDTH - 1) >= first + band.low:
                 _micro_kernel(c, a, b, n, m, 0, (depth + (WIDTH - 1)) >> 4, False, False)
@@ -80,7 +86,7 @@ def add_product(
 ):
     """c += a·b, or aᵀ·b where ``transposed``; ``a`` is 0 outside of ``band``. Sizes are as in ``scores_product``."""
     steps = (depth + (WIDTH - 1)) >> 4
-    blocks = (rows + (ROWS - 1)) // ROWS
+    blocks = blocks_of(rows)
     low, high = band.low, band.high
     if ti.static(transposed):
         low, high = -band.high, -band.low
