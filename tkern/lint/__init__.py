@@ -68,6 +68,10 @@ def check_text(path: Path, text: str) -> list[Finding]:
         what = f"no Python: {getattr(error, 'msg', error)}"
         lines = text.splitlines()
         return [Finding(str(path), line, column, "python", what, lines[line - 1] if line <= len(lines) else "")]
+    return _findings(module)
+
+
+def _findings(module: source.Module) -> list[Finding]:
     found = list(checks.of_module(module))
     for function in module.functions:
         found += checks.of_function(module, function)
@@ -128,7 +132,8 @@ def of_file(path: str) -> tuple[source.Module | None, tuple[Finding, ...]]:
     """Return what was read of a file, once, and its findings; nothing where it cannot be read."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-        return source.read(Path(path), text), tuple(check_text(Path(path), text))
+        module = source.read(Path(path), text)
+        return module, tuple(_findings(module))
     except (OSError, ValueError, SyntaxError, tokenize.TokenError):
         return None, ()
 

@@ -87,9 +87,7 @@ class _Walk:
         return node.func.attr in _WORDS.get(self._made.get(node.func.value.id, ""), ())
 
     def _branches_apart(self, test: ast.expr) -> bool:
-        if isinstance(test, ast.Call) and self._module.name_of(test.func) == "taichi.static":
-            return False
-        return self._differs(test)
+        return not self._module.is_static(test) and self._differs(test)
 
     def _differs(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Name):

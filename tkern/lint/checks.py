@@ -84,7 +84,7 @@ def _sums(module: Module, function: Function) -> Iterator[Found]:
         if isinstance(target, ast.Name)
     }
     loops = [node for node in function.node.body if function.kernel and isinstance(node, ast.For)]
-    inside = {id(part) for loop in loops if not _is_static(module, loop) for part in ast.walk(loop)}
+    inside = {id(part) for loop in loops if not module.is_static(loop.iter) for part in ast.walk(loop)}
     for node in function.nodes:
         if not isinstance(node, ast.AugAssign):
             continue
@@ -133,9 +133,7 @@ def _chosen_by_backend(module: Module, function: Function) -> set[int]:
     return {
         id(part)
         for node in function.nodes
-        if isinstance(node, ast.If)
-        and isinstance(node.test, ast.Call)
-        and module.name_of(node.test.func) == "taichi.static"
+        if isinstance(node, ast.If) and module.is_static(node.test)
         for part in ast.walk(node)
     }
 
@@ -221,10 +219,6 @@ def _serial_loops(function: Function) -> Iterator[Found]:
                 if isinstance(part, ast.For) and "static(" not in ast.unparse(part.iter):
                     yield "serial-loop", part, "a loop under an if or a while of the kernel"
                     break
-
-
-def _is_static(module: Module, loop: ast.For) -> bool:
-    return isinstance(loop.iter, ast.Call) and module.name_of(loop.iter.func) == "taichi.static"
 
 
 def _called(node: ast.Call) -> str:

@@ -66,6 +66,10 @@ class Module:
             return ""
         return ".".join([self.imported.get(node.id, node.id), *reversed(parts)])
 
+    def is_static(self, node: ast.AST) -> bool:
+        """Return whether ``node`` is a call of ``ti.static``."""
+        return isinstance(node, ast.Call) and self.name_of(node.func) == "taichi.static"
+
 
 def read(path: Path, text: str) -> Module:
     """Read a module. Raises SyntaxError where its text is no Python."""
