@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import tkern
-from tkern.errors import OptionError
+from tkern.ops.max_pool2d import check_ties
 from tkern.torch.autograd import Function, check, first_order, uncompiled
 
 __all__ = ["max_pool2d"]
-
-_TIES = ("first", "split", "all")
 
 
 class _MaxPool2d(Function):
@@ -62,8 +60,7 @@ def max_pool2d(
     Source: the definition; sizes as torch.nn.MaxPool2d counts them.
     """
     check("x", x)
-    if ties not in _TIES:  # here and not first in backward
-        raise OptionError(argument="ties", expected="one of " + ", ".join(_TIES), got=repr(ties))
+    check_ties(ties)  # here and not first in backward
     options = {"stride": stride, "padding": padding, "dilation": dilation, "ceil_mode": ceil_mode}
     y, indices = _MaxPool2d.call(x, kernel_size, ties, options)
     return (y, indices) if return_indices else y

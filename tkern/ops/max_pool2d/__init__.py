@@ -25,6 +25,7 @@ from tkern.ops.max_pool2d.geometry import Axis, Geometry, geometry_of
 from tkern.ops.max_pool2d.indices import max_pool2d_indices_from_flat, max_pool2d_indices_to_flat
 
 __all__ = [
+    "check_ties",
     "max_pool2d",
     "max_pool2d_backward",
     "max_pool2d_indices_from_flat",
@@ -182,8 +183,7 @@ def prepare_backward(
     """
     xs = arrays.take("x", x, backend=backend)
     geometry = _geometry(xs.shape, kernel_size, **options)
-    if ties not in TIES:
-        raise OptionError(argument="ties", expected="one of " + ", ".join(TIES), got=repr(ties))
+    check_ties(ties)
     shape = (*xs.shape[:-2], geometry.h.windows, geometry.w.windows)
     dys = arrays.take("dy", dy, shape=shape, backend=backend)
     saved = None
@@ -238,6 +238,12 @@ def _add(launch: Launch, backend: str, build: Any, parts: list[WindowPart], argu
     for part in parts:
         refuse_long_loops("x", backend, threads=1, steps=part.steps, instead="smaller parts")
         launch.add(compiled(build, part.words), *arguments, part.numbers, part.programs)
+
+
+def check_ties(ties: Any) -> None:
+    """Raise OptionError where ``ties`` is no rule of :func:`max_pool2d_backward`."""
+    if ties not in TIES:
+        raise OptionError(argument="ties", expected="one of " + ", ".join(TIES), got=repr(ties))
 
 
 def _geometry(
