@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Case", "Cost", "FiniteDifferences", "Mutant", "Op", "Shape", "as_outputs"]
+__all__ = ["Case", "Cost", "FiniteDifferences", "Mutant", "Op", "Shape", "as_outputs", "changed"]
 
 Inputs = dict[str, Any]
 Outputs = tuple[Any, ...]
@@ -72,6 +72,18 @@ class Mutant:
 
     name: str
     make: Callable[[Inputs, Callable[..., Any]], Any]
+
+
+def changed(**changes: Callable[[Any], Any]) -> Callable[[Inputs, Callable[..., Any]], Any]:
+    """Return what makes a mutant's outputs: the right answer to another question.
+
+    Each of the inputs that ``changes`` names is what its function makes of it, or of None where it was not given.
+    """
+
+    def make(inputs: Inputs, right: Callable[..., Any]) -> Any:
+        return right(**{**inputs, **{name: change(inputs.get(name)) for name, change in changes.items()}})
+
+    return make
 
 
 @dataclass(frozen=True)

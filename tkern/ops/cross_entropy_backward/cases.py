@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tkern.ops.cross_entropy_backward import cross_entropy_backward, oracle, peers, prepare
-from tkern.spec import Case, Cost, FiniteDifferences, Mutant, Op, Shape
+from tkern.spec import Case, Cost, FiniteDifferences, Mutant, Op, Shape, changed
 
 # Cases too large for a Vulkan device in software, which parity runs on wherever there is no GPU.
 _LARGE = ("cpu", "cuda")
@@ -81,15 +81,6 @@ def _scales(inputs: Mapping[str, Any], outputs: tuple[Any, ...]) -> dict[str, fl
 _Right = Callable[..., Any]
 
 
-def _with(**changes: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Return a mutant that gets the right answer to a changed question."""
-
-    def make(inputs: dict[str, Any], right: _Right) -> Any:
-        return right(**{**inputs, **{name: change(inputs.get(name)) for name, change in changes.items()}})
-
-    return make
-
-
 def _kept(inputs: dict[str, Any]) -> Any:
     return inputs["labels"] != inputs.get("ignore_index", -100)
 
@@ -136,8 +127,8 @@ def _label_left_out(inputs: dict[str, Any], right: _Right) -> Any:
 def _smoothing_of_others(inputs: dict[str, Any], right: _Right) -> Any:
     """Smoothing spread over the other V − 1 classes only."""
     smoothing, cols = inputs.get("label_smoothing", 0.0), inputs["logits"].shape[1]
-    changed = min(1.0, smoothing * cols / max(1, cols - 1))
-    return right(**{**inputs, "label_smoothing": changed})
+    spread = min(1.0, smoothing * cols / max(1, cols - 1))
+    return right(**{**inputs, "label_smoothing": spread})
 
 
 def _largest_twice(inputs: dict[str, Any], right: _Right) -> Any:
@@ -158,8 +149,8 @@ _MUTANTS = (
     Mutant("an ignored row takes part", _ignored_counts),
     Mutant("mean over ignored rows too", _mean_of_all),
     Mutant("sum instead of mean", _no_mean),
-    Mutant("dout ignored", _with(dout=lambda dout: None)),
-    Mutant("label smoothing ignored", _with(label_smoothing=lambda smoothing: 0.0)),
+    Mutant("dout ignored", changed(dout=lambda dout: None)),
+    Mutant("label smoothing ignored", changed(label_smoothing=lambda smoothing: 0.0)),
     Mutant("label smoothing over the other classes only", _smoothing_of_others),
     Mutant("labels off by one", _next_label),
     Mutant("the label left out: softmax alone", _label_left_out),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tkern.ops.layer_norm_backward import layer_norm_backward, oracle, peers, prepare
-from tkern.spec import Case, Cost, FiniteDifferences, Mutant, Op, Shape
+from tkern.spec import Case, Cost, FiniteDifferences, Mutant, Op, Shape, changed
 
 # Cases too large for a Vulkan device in software, which parity runs on wherever there is no GPU.
 _LARGE = ("cpu", "cuda")
@@ -123,15 +123,6 @@ def _scales(inputs: Mapping[str, Any], outputs: tuple[Any, ...]) -> dict[str, fl
 _Right = Callable[..., tuple[Any, ...]]
 
 
-def _with(**changes: Callable[[Any], Any]) -> Callable[..., tuple[Any, ...]]:
-    """Return a mutant that gets the right answer to a changed question."""
-
-    def make(inputs: dict[str, Any], right: _Right) -> tuple[Any, ...]:
-        return right(**{**inputs, **{name: change(inputs.get(name)) for name, change in changes.items()}})
-
-    return make
-
-
 def _other_dx(dx: Callable[..., np.ndarray]) -> Callable[..., tuple[Any, ...]]:
     """Return a mutant whose dx is ``dx(d, r, g)``, the rest being right."""
 
@@ -181,14 +172,14 @@ def _scaled(*factors: float) -> Callable[..., tuple[Any, ...]]:
 
 
 _MUTANTS = (
-    Mutant("eps ignored", _with(eps=lambda eps: 0.0)),
-    Mutant("weight ignored", _with(weight=lambda w: None if w is None else np.ones_like(w))),
-    Mutant("weight reversed", _with(weight=lambda w: None if w is None else w[::-1])),
+    Mutant("eps ignored", changed(eps=lambda eps: 0.0)),
+    Mutant("weight ignored", changed(weight=lambda w: None if w is None else np.ones_like(w))),
+    Mutant("weight reversed", changed(weight=lambda w: None if w is None else w[::-1])),
     Mutant("the mean of g left out of dx", _other_dx(lambda d, r, g: r * (g - d * r * _mean(g * d * r)))),
     Mutant("the part along n left out of dx", _other_dx(lambda d, r, g: r * (g - _mean(g)))),
     Mutant("r missing in the part along n", _other_dx(lambda d, r, g: r * (g - _mean(g) - d * _mean(g * d)))),
     Mutant("an extra factor r on dx", _other_dx(lambda d, r, g: r * r * (g - _mean(g) - d * r * _mean(g * d * r)))),
-    Mutant("saved mean and rstd ignored", _with(mean=lambda mean: None, rstd=lambda rstd: None)),
+    Mutant("saved mean and rstd ignored", changed(mean=lambda mean: None, rstd=lambda rstd: None)),
     Mutant("x not centred in dweight (RMSNorm)", _not_centred),
     Mutant("last row left out of dweight and dbias", _rows_lost),
     Mutant("dweight without r", _not_normalised),

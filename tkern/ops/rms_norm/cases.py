@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tkern.ops.rms_norm import oracle, peers, prepare_backward, prepare_forward, rms_norm, rms_norm_backward
-from tkern.spec import Case, Cost, FiniteDifferences, Mutant, Op, Shape
+from tkern.spec import Case, Cost, FiniteDifferences, Mutant, Op, Shape, changed
 
 # Cases too large for a Vulkan device in software, which parity runs on wherever there is no GPU.
 _LARGE = ("cpu", "cuda")
@@ -130,16 +130,6 @@ def _backward_scales(inputs: Mapping[str, Any], outputs: tuple[Any, ...]) -> dic
 # Mistakes seen in upstream kernels, and those that a careless test lets through.
 
 
-def _with(**changes: Callable[[Any], Any]) -> Callable[..., tuple[Any, ...]]:
-    """Return a mutant that gets the right answer to a changed question."""
-
-    def make(inputs: dict[str, Any], right: Callable[..., tuple[Any, ...]]) -> tuple[Any, ...]:
-        changed = {name: change(inputs.get(name)) for name, change in changes.items()}
-        return right(**{**inputs, **changed})
-
-    return make
-
-
 def _then(change: Callable[[list[Any], dict[str, Any]], None]) -> Callable[..., tuple[Any, ...]]:
     """Return a mutant that spoils the right answer."""
 
@@ -186,17 +176,17 @@ def _shift_dx(outputs: list[Any], inputs: dict[str, Any]) -> None:
 
 
 _SHARED_MUTANTS = (
-    Mutant("eps ignored", _with(eps=lambda eps: 0.0)),
+    Mutant("eps ignored", changed(eps=lambda eps: 0.0)),
     Mutant("eps outside the root", _eps_outside),
-    Mutant("weight ignored", _with(weight=lambda w: None if w is None else np.ones_like(w))),
-    Mutant("weight reversed", _with(weight=lambda w: None if w is None else w[::-1])),
-    Mutant("offset ignored", _with(offset=lambda offset: 0.0)),
+    Mutant("weight ignored", changed(weight=lambda w: None if w is None else np.ones_like(w))),
+    Mutant("weight reversed", changed(weight=lambda w: None if w is None else w[::-1])),
+    Mutant("offset ignored", changed(offset=lambda offset: 0.0)),
     Mutant("an extra factor rstd", _then(_scale_by_rstd)),
 )
 _BACKWARD_MUTANTS = (
     *_SHARED_MUTANTS,
     Mutant("projection on x left out of dx", _then(_no_projection)),
-    Mutant("saved rstd ignored", _with(rstd=lambda rstd: None)),
+    Mutant("saved rstd ignored", changed(rstd=lambda rstd: None)),
     Mutant("last row left out of dweight", _then(_lose_last_row)),
     Mutant("dweight 0.5% too large", _then(_grow_dweight)),
     Mutant("dx shifted by 0.004", _then(_shift_dx)),
